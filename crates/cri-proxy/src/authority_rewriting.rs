@@ -1,11 +1,11 @@
-//! Rewriting of the `:authority` header of clients that send the socket's path, which HTTP/2 libraries refuse.
+//! Rewrites the `:authority` header for clients that send the socket path in it, which HTTP/2 libraries reject.
 //!
-//! gRPC's libraries in C++, Python and Java send the path on a Unix socket, and so do kubelets before 1.26. A runtime ignores
-//! the header.
+//! On a Unix socket, gRPC for C++, Python and Java sends the path as authority, and so does a kubelet before 1.26.
+//! Container runtimes ignore the header, so clients expect this to work.
 //!
-//! - Only an invalid authority is changed, into a value of the same length: the header tables of both sides count its bytes
-//!   (RFC 7541, 4.1).
-//! - Bytes that cannot be parsed pass unchanged: the HTTP/2 library reports the error.
+//! - Only an invalid authority is changed, and the new value has the same length, because the header tables on both
+//!   sides count its bytes (RFC 7541, 4.1).
+//! - Bytes that cannot be parsed pass unchanged, so that the HTTP/2 library reports the error.
 //! - At most one HEADERS frame is buffered.
 //!
 //! Source: RFC 9113, 4.1, 6.2, 8.3.1; RFC 7541, 5 and 6.
@@ -18,51 +18,51 @@ use std::task::{Context, Poll, ready};
 use hyper::http::uri::Authority;
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Length of the client's connection preface.
+/// Length of the client connection preface.
 const PREFACE: usize = 24;
 /// Length of a frame header: length, type, flags, stream.
 const HEAD: usize = 9;
-/// Largest frame that a client may send.
+/// Maximum frame that a client may send.
 const FRAME_MAX: usize = 16 << 10;
-/// Type of the frame that begins a request.
+/// Frame type that starts a request.
 const HEADERS: u8 = 1;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
-/// Number of bytes that are read at a time.
+/// Number of bytes read at once.
 const READ_MAX: usize = 8 << 10;
-/// Index of `:authority` in the static table, and its name.
+/// Index of `:authority` in the static table, and the header name.
 const INDEX: usize = 1;
 const NAME: &[u8] = b":authority";
 
-/// Stream of a client with rewritten authorities.
+/// Client stream with rewritten authorities.
 pub(crate) struct RewrittenAuthority<R> {
     inner: R,
     input: Box<[u8]>,
     rewriter: FrameRewriter,
     output: Vec<u8>,
-    /// Number of bytes of `output` that have been read.
+    /// Number of `output` bytes that have been read.
     read: usize,
 }
 
-/// Parser of a stream of frames.
+/// Frame parser, which buffers only what it may have to change.
 struct FrameRewriter {
     held: Vec<u8>,
     expected: Expected,
 }
 
-/// Number of bytes and their handling.
+/// Bytes that come next, and whether to buffer them.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
-    /// They pass unchanged.
+    /// This many bytes pass unchanged.
     Passing(usize),
-    /// They are buffered: a frame header, or a complete HEADERS frame.
+    /// This many bytes are buffered: a frame header, or a complete HEADERS frame.
     Whole(usize),
 }
 
 // === impl RewrittenAuthority ===
 
 impl<R> RewrittenAuthority<R> {
-    /// Returns the rewritten stream of `inner`, from the beginning of a connection.
+    /// Wraps `inner`, which must be at the beginning of a connection.
     pub(crate) fn of(inner: R) -> RewrittenAuthority<R> {
         let rewriter = FrameRewriter { held: Vec::new(), expected: Expected::Passing(PREFACE) };
         RewrittenAuthority { inner, input: vec![0; READ_MAX].into(), rewriter, output: Vec::new(), read: 0 }
@@ -82,7 +82,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for RewrittenAuthority<R> {
             let mut input = ReadBuf::new(&mut this.input);
             ready!(Pin::new(&mut this.inner).poll_read(context, &mut input))?;
             if input.filled().is_empty() {
-                // At the end of the stream an incomplete frame passes unchanged.
+                // At the end of the stream, an incomplete frame passes unchanged.
                 this.output.append(&mut this.rewriter.held);
                 break;
             }
@@ -127,7 +127,7 @@ impl FrameRewriter {
         };
     }
 
-    /// Passes the buffered bytes on, or continues to buffer a frame.
+    /// Passes the buffered bytes on, or goes on buffering until the frame is complete.
     fn pass(&mut self, output: &mut Vec<u8>) {
         let [high, middle, low, kind, ..] = self.held[..] else { return };
         let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
@@ -145,7 +145,7 @@ impl FrameRewriter {
     }
 }
 
-/// Returns the frame with a valid authority; `None` if it needs no change or cannot be parsed.
+/// Returns the frame with a valid authority; `None` if nothing has to change or the frame cannot be parsed.
 fn rewritten(frame: &[u8]) -> Option<Vec<u8>> {
     let (head, payload) = frame.split_at_checked(HEAD)?;
     let flags = head[4];
@@ -174,12 +174,12 @@ fn rewritten(frame: &[u8]) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// Returns the position and the value of a literal authority in a header block; `None` if there is none.
+/// Finds a literal authority in a header block, and returns the position and the value.
 fn authority(block: &[u8]) -> Option<(Range<usize>, Vec<u8>)> {
     let mut at = 0;
     while let Some(first) = block.get(at) {
         match first {
-            // An indexed header, or a change of the table's size.
+            // An indexed header, or a new table size.
             0x80.. => drop(integer(block, &mut at, 7)?),
             0x20..0x40 => drop(integer(block, &mut at, 5)?),
             _ => {
@@ -221,7 +221,7 @@ fn integer(block: &[u8], at: &mut usize, bits: u32) -> Option<usize> {
     None
 }
 
-/// Reads a string: whether it is Huffman coded, and its bytes.
+/// Reads a string; returns whether it is Huffman coded, and the bytes.
 fn string<'a>(block: &'a [u8], at: &mut usize) -> Option<(bool, &'a [u8])> {
     let is_coded = block.get(*at)? & 0x80 != 0;
     let length = integer(block, at, 7)?;
@@ -239,7 +239,7 @@ fn text((is_coded, bytes): (bool, &[u8])) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// Writes the length of a string that is not Huffman coded.
+/// Writes the length for a string without Huffman coding.
 fn put_length(length: usize, output: &mut Vec<u8>) {
     let Some(mut rest) = length.checked_sub(0x7f) else {
         output.push(length.to_le_bytes()[0]);
@@ -282,7 +282,7 @@ mod tests {
         [&[high, middle, low, kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// Returns the output for a connection preface followed by `frames`, received `step` bytes at a time.
+    /// Returns the output for a connection preface followed by `frames`, when `step` bytes arrive at a time.
     fn passed(frames: &[u8], step: usize) -> Vec<u8> {
         let received = [&[b'P'; PREFACE], frames].concat();
         let mut rewriter = FrameRewriter { held: Vec::new(), expected: Expected::Passing(PREFACE) };
@@ -292,7 +292,7 @@ mod tests {
         output.split_off(PREFACE)
     }
 
-    /// Returns the header block of a request: POST, http, a literal path, this authority, and another header.
+    /// Returns the header block for a request: POST, http, a literal path, this authority, and one more header.
     fn block(authority: &[u8]) -> Vec<u8> {
         let path = [&[0x44], &plain(b"/runtime.v1.RuntimeService/Version")[..]].concat();
         let behind = [&[0x40], &plain(b"te")[..], &coded(b"trailers")].concat();
@@ -335,7 +335,7 @@ mod tests {
         }
         let other = frame(HEADERS, 4, &block(&[&[0x44], &plain(PATH.as_bytes())[..]].concat()));
         assert_eq!(passed(&other, 5), other);
-        // A frame above the limit, or one that would exceed it, is neither buffered nor changed.
+        // A frame above the limit, or one that would exceed it after the change, is neither buffered nor changed.
         let long = frame(HEADERS, 4, &[&[0x41], &plain(&[b'/'; FRAME_MAX])[..]].concat());
         assert_eq!(passed(&long, 4096), long);
         let grows = frame(HEADERS, 4, &[&[0x41], &coded(&[b'/'; FRAME_MAX])[..]].concat());

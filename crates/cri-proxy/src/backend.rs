@@ -1,8 +1,8 @@
-//! Connection to the container runtime: one HTTP/2 connection for each client of the proxy, opened on demand.
+//! Connects to the container runtime: one HTTP/2 connection per proxy client, opened on demand.
 //!
-//! - A client that stalls delays its own connection and no other.
-//! - A runtime that is away is UNAVAILABLE, and is tried again with the next call.
-//! - A call is repeated only if its first attempt was certainly not sent.
+//! - A client that stalls delays only itself, because no other client uses its connection.
+//! - While the runtime is down, calls fail with UNAVAILABLE; the next call tries to connect again.
+//! - A call is repeated only if the first attempt was certainly not sent.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use tracing::debug;
 
 use cri::unix_service::with_sources;
 
-/// Error of a body that ended early.
+/// Error for a body that ended early.
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 /// Body of a forwarded request or response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, Cause>;
 
-/// Flow-control window of a call, in bytes.
+/// Flow-control window per call, in bytes.
 pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
-/// Flow-control window of a connection, in bytes.
+/// Flow-control window per connection, in bytes.
 pub(crate) const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Largest size of headers, in bytes.
+/// Maximum size of all headers, in bytes.
 pub(crate) const HEADERS_MAX: u32 = 64 << 10;
-/// Host of a call without one; the runtime ignores it.
+/// Host for calls without one; the runtime ignores it.
 const HOST: &str = "localhost";
 
-/// Connection of one client to the runtime.
+/// One client's connection to the runtime.
 #[derive(Debug)]
 pub(crate) struct Backend {
     socket: Arc<PathBuf>,
@@ -41,7 +41,7 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Returns a connection to the runtime's socket; it is not opened yet.
+    /// Prepares a connection to the runtime socket; the first call opens it.
     pub(crate) fn at(socket: Arc<PathBuf>) -> Backend {
         Backend { socket, connection: Mutex::new(None) }
     }
@@ -57,7 +57,8 @@ impl Backend {
             Ok(answer) => return Ok(answer),
             Err(refused) => refused,
         };
-        // The runtime may have been restarted since the last call: this call was not sent.
+        // The runtime may have been restarted since the last call. This call was certainly not sent, so it can be
+        // repeated.
         let Some(request) = refused.take_message() else { return Err(self.away(refused.error())) };
         self.connection.lock().await.take();
         let mut connection = self.connection().await?;
@@ -91,7 +92,7 @@ impl Backend {
     }
 }
 
-/// Adds a host, which HTTP/2 requires, if the client sent none.
+/// Adds a host if the client sent none, because HTTP/2 requires one.
 fn address(request: &mut Request<Body>) {
     if request.uri().authority().is_some() {
         return;

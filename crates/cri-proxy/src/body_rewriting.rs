@@ -1,7 +1,7 @@
-//! Body of a response whose messages are edited on their way to a client, for streams and single responses.
+//! Edits the messages in a response body on the way to the client, for streams and for single responses.
 //!
-//! A message that cannot be decoded passes unchanged. Trailers follow last, unchanged. No message larger than the runtime's
-//! own limit is buffered.
+//! Messages that cannot be decoded pass unchanged. Trailers come last, unchanged. A message that exceeds the runtime's
+//! own limit is not buffered.
 //!
 //! Source: gRPC over HTTP/2, «Length-Prefixed-Message».
 
@@ -17,12 +17,12 @@ use tonic::codegen::http::HeaderMap;
 use super::backend::{Body, Cause};
 use super::relay::{self, Relayed};
 
-/// Largest message that is edited, in bytes: the runtime's own limit.
+/// Maximum message that is edited, in bytes; container runtimes have the same limit.
 pub(crate) const MESSAGE_MAX: usize = 16 << 20;
-/// Length of the prefix of a message: a flag for compression, and the length.
+/// Length of a message prefix: a compression flag and the length.
 pub(crate) const PREFIX: usize = 5;
 
-/// Edit of a message; `None` leaves it unchanged.
+/// Edits a message; `None` leaves it unchanged.
 pub(crate) type Edit = Box<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send>;
 
 /// Returns a body in which each message is edited.
@@ -39,9 +39,9 @@ struct Edited {
     ended: bool,
 }
 
-/// State of the buffer.
+/// First item in the buffer.
 enum Head {
-    /// A complete message of this many bytes, with its prefix.
+    /// A complete message with this many bytes, including the prefix.
     Message(usize),
     /// An incomplete message.
     Part,
@@ -60,7 +60,7 @@ impl Edited {
         }
     }
 
-    /// Returns the next message, edited.
+    /// Takes the next message from the buffer and edits it.
     fn message(&mut self, length: usize) -> Bytes {
         let message = self.held.split_to(length).freeze();
         let compressed = message.first() != Some(&0);
@@ -108,13 +108,13 @@ impl HttpBody for Edited {
         }
     }
 
-    /// True at once for an error without a message: Go clients require the flag on its headers.
+    /// Must be true at once for an error without a message, because Go clients require the flag on the headers.
     fn is_end_stream(&self) -> bool {
         self.held.is_empty() && self.trailers.is_none() && (self.ended || self.inner.is_end_stream())
     }
 }
 
-/// Returns a message with its prefix; `None` if it is too long.
+/// Adds the gRPC prefix to a message; `None` if the message is too long.
 pub(crate) fn framed(message: &[u8]) -> Option<Bytes> {
     let length = u32::try_from(message.len()).ok()?;
     let mut bytes = Vec::with_capacity(PREFIX + message.len());

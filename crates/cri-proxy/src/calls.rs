@@ -1,4 +1,4 @@
-//! Dispatch of calls by their path, before anything is decoded.
+//! Dispatches calls by path, before anything is decoded.
 //!
 //! | call | handling |
 //! |---|---|
@@ -35,18 +35,18 @@ use cri::network_api::{Empty, LIST, ListReply, Name, REMOVE, RemoveRequest, SET,
 use cri::wire;
 use node_support::journal_reader::Journal;
 
-/// Longest message of an error, in characters; a character may take three bytes, and a byte three bytes of a header.
+/// Maximum error message, in characters. A character may take three bytes, and each byte three bytes in a header.
 const MESSAGE_MAX: usize = 1024;
 
-/// Path of the runtime's service in each version of CRI. Kubelets before 1.26 use the older one, which has the same messages
-/// and fields. They take every address for the pod's own, and the API server refuses a pod status with two addresses of one
-/// family.
+/// Runtime service path in each CRI version. Kubelets before 1.26 use the older version, which has the same messages
+/// and fields. They treat every address as the pod's own, and the API server rejects a pod status that has two
+/// addresses in one family; they must therefore see only the primary addresses.
 const RUNTIME_SERVICES: &[(&str, ReportedAddresses)] = &[
     ("/runtime.v1.RuntimeService/", ReportedAddresses::All),
     ("/runtime.v1alpha2.RuntimeService/", ReportedAddresses::Primary),
 ];
 
-/// Methods whose responses contain the annotations of sandboxes, but not their networks.
+/// Methods whose responses contain sandbox annotations, but not their networks.
 const ANNOTATED_RESPONSES: &[&str] = &[
     "ListPodSandbox",
     "StreamPodSandboxes",
@@ -55,16 +55,17 @@ const ANNOTATED_RESPONSES: &[&str] = &[
     "StreamPodSandboxStats",
 ];
 
-/// Component that attaches the networks of sandboxes.
+/// Component that attaches sandbox networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkOwner {
-    /// The proxy: the runtime calls the meta-plugin through the list in this directory, and that asks the proxy.
+    /// The proxy: the runtime calls the meta-plugin through the list in this directory, and the meta-plugin asks the
+    /// proxy.
     Proxy(PathBuf),
     /// The runtime itself.
     Runtime,
 }
 
-/// Admitted sandbox; its networks cannot be removed until it is created.
+/// Admitted sandbox. The networks that it needs cannot be removed until it is created.
 #[derive(Debug)]
 enum Admitted {
     /// The sandbox gets the default network, which may be a stored one.
@@ -73,17 +74,17 @@ enum Admitted {
     Requested(#[expect(dead_code, reason = "the networks are in use until it is dropped")] InUse),
 }
 
-/// Handler of calls.
+/// Call handler, shared by all clients.
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(crate) conditions: Arc<NetworkConditions>,
     pub(crate) journal: Journal,
     pub(crate) owner: NetworkOwner,
-    /// Slots for large messages.
+    /// Slots for large messages, which all clients share.
     pub(crate) room: Arc<Semaphore>,
 }
 
-/// Client of the proxy.
+/// One proxy client.
 #[derive(Debug)]
 pub(crate) struct Client {
     backend: Arc<Backend>,
@@ -91,7 +92,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Returns a client with its own connection to the runtime's socket.
+    /// Returns a client with its own connection to the runtime socket.
     pub(crate) fn of(calls: &Calls, runtime: &Arc<PathBuf>) -> Client {
         let backend = Arc::new(Backend::at(Arc::clone(runtime)));
         Client { backend, receiver: MessageReceiver::within(&calls.room) }
@@ -188,7 +189,7 @@ impl Calls {
         let Some(framed) = framed(&message) else {
             return Err(Status::resource_exhausted("the request is too large"));
         };
-        // A response that is decoded must not be compressed.
+        // The proxy has to decode this response, so it must not be compressed.
         parts.headers.remove("grpc-accept-encoding");
         let body = Full::new(framed).map_err(Cause::from).boxed_unsync();
         let backend = &client.backend;
@@ -203,7 +204,7 @@ impl Calls {
         Ok(answered)
     }
 
-    /// Validates the request; returns it with its attachments in the annotation, and holds its networks.
+    /// Validates the request, adds the attachments as annotation, and marks the networks as in use.
     fn admit(&self, message: Bytes) -> Result<(Bytes, Admitted), Status> {
         let RunPodSandboxRequest { config } = decode(&message)?;
         let config = config.unwrap_or_default();
@@ -223,7 +224,7 @@ impl Calls {
         let held = self.conditions.networks.hold(names);
         let text = serde_json::to_string(&attachments)
             .map_err(|cause| Status::internal(format!("encode the attachments: {cause}")))?;
-        // Embedded messages merge and map entries add up, so the existing fields stay as they are.
+        // Protobuf merges embedded messages and map entries, so appending leaves the existing fields as they are.
         let mut config = Vec::new();
         wire::push(&mut config, CONFIG_ANNOTATIONS, &wire::entry(ATTACHMENTS, &text));
         let mut message = message.to_vec();
@@ -232,26 +233,26 @@ impl Calls {
     }
 }
 
-/// Truncates the message of an error: it is sent as a header, and clients limit headers.
+/// Truncates an error message: it travels as a header, and clients limit header sizes.
 fn bounded(status: Status) -> Status {
     let Some((end, _)) = status.message().char_indices().nth(MESSAGE_MAX) else { return status };
     let text = status.message().get(..end).unwrap_or_default();
     Status::new(status.code(), format!("{text}…"))
 }
 
-/// Forwards a call to the runtime, and its response to the client.
+/// Forwards a call to the runtime, and the response to the client.
 async fn forward(backend: &Backend, request: Request<Incoming>) -> Result<Response<Body>, Status> {
     let request = request.map(|body| body.map_err(Cause::from).boxed_unsync());
     Ok(backend.call(request).await?.map(relay::unchanged))
 }
 
-/// Forwards a call and edits each message of the response.
+/// Forwards a call and edits each message in the response.
 async fn rewrite(
     backend: &Backend,
     mut request: Request<Incoming>,
     edit: Edit,
 ) -> Result<Response<Body>, Status> {
-    // A compressed response could not be edited; without this header the runtime does not compress.
+    // A compressed response could not be edited. Without this header the runtime does not compress.
     request.headers_mut().remove("grpc-accept-encoding");
     let request = request.map(|body| body.map_err(Cause::from).boxed_unsync());
     Ok(backend.call(request).await?.map(|body| edited(body, edit)))

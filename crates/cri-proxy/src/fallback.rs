@@ -1,39 +1,38 @@
-//! Network `_fallback` of the CNI configurations on disk: the one that a runtime would use itself.
+//! Network `_fallback`: the one in the node's CNI directory, which a runtime would use itself.
 //!
 //! - It is read on each use, so it is never stale.
-//! - The first file by name counts. As in runtimes, an invalid first file is an error and not skipped.
-//! - Lists of the meta-plugin are skipped, because they lead back to the proxy.
+//! - The first file by name wins. As in container runtimes, an invalid first file is an error and is not skipped.
+//! - Lists that call the meta-plugin are skipped, because they would lead back to the proxy.
 
 use std::path::{Path, PathBuf};
 
 use cni::network::{Network, plugin_type};
 use cni::runtime::load::Directory;
 
-/// Type of the meta-plugin in a list.
+/// Plugin type by which a meta-plugin list is recognized.
 const META_PLUGIN: &str = "weft";
 
-/// Directory of configurations.
+/// CNI configuration directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Fallback(PathBuf);
 
-/// Network on disk.
+/// Network found on disk.
 #[derive(Clone, Debug)]
 pub(crate) enum OnDisk {
-    /// No file.
+    /// There is no file.
     Absent,
-    /// An invalid file, with the reason.
+    /// The first file is invalid, for this reason.
     Broken(String),
-    /// A network.
+    /// The first file contains this network.
     Found(Box<Network>),
 }
 
 impl Fallback {
-    /// Returns the fallback of a directory.
+    /// Returns the fallback for a CNI directory.
     pub(crate) fn of(directory: &Path) -> Fallback {
         Fallback(directory.to_owned())
     }
 
-    /// Returns the directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.0
     }

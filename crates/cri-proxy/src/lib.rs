@@ -6,10 +6,10 @@
 //!                                       plan ◄── request handler ◄───────── plan request ───────────┘
 //! ```
 //!
-//! - Calls that the proxy does not know are forwarded at the level of HTTP/2, byte for byte, so that calls and fields of
-//!   newer releases pass.
-//! - The proxy may start before the runtime, and continues when the runtime restarts.
-//! - It keeps no essential state in memory.
+//! - Calls that the proxy does not know are forwarded as HTTP/2, byte for byte, so that calls and fields from newer CRI
+//!   releases pass.
+//! - The proxy may start before the runtime, and it keeps running while the runtime restarts.
+//! - It keeps nothing essential in memory, so it can be restarted at any time.
 //!
 //! Source: CRI `runtime.v1`; the proposal «CRI Network API»; docs/cri-networks.md.
 
@@ -66,7 +66,7 @@ use node_support::sandbox_gc::SandboxGc;
 use node_support::sandboxes::{RESCAN, Sandboxes};
 use plugins::Plugins;
 
-/// Path to the socket for plan requests of the meta-plugin.
+/// Socket on which the proxy receives plan requests from the meta-plugin.
 const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 
 /// Options of `weft cri-proxy`.
@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     cli_support::async_runtime::runtime()?.block_on(work(arguments))
 }
 
-/// Raises the limit of open files to its maximum: each client takes two, and service managers allow few.
+/// Raises the open-file limit to its maximum: each client takes two files, and service managers allow only a few.
 fn raise_descriptors() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -171,7 +171,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "CRI proxy started");
     let (end, mut ended) = watch::channel(());
     let planning = tokio::spawn(plan_server.serve(planner, async move {
-        // The sender is dropped when the server has ended.
+        // `changed` fails when the sender is dropped, which also means that the server has ended.
         let _ = ended.changed().await;
     }));
     server::serve(
@@ -187,7 +187,8 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     background.outcome()
 }
 
-/// Refuses sockets that another process serves: this proxy would take its clients, but not its sandboxes.
+/// Fails if another process already serves one of the sockets. This proxy would take over the clients of that process,
+/// but not the sandboxes.
 fn refuse_sockets_in_use(sockets: &[(&str, &Path)]) -> Result<(), Failure> {
     let living = sockets.iter().find(|(_, path)| std::os::unix::net::UnixStream::connect(path).is_ok());
     let Some((option, path)) = living else { return Ok(()) };
@@ -206,7 +207,7 @@ fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failur
     )
 }
 
-/// Writes the proxy's list into the runtime's CNI directory, if one is given.
+/// Writes the proxy's list into the runtime's CNI directory, if a directory is configured.
 fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<NetworkOwner, Failure> {
     let Some(directory) = directory else { return Ok(NetworkOwner::Runtime) };
     runtime_network::write(
@@ -221,7 +222,7 @@ fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<NetworkOwner
     Ok(NetworkOwner::Proxy(directory.to_owned()))
 }
 
-/// Follows the journal, and removes draining networks without sandboxes.
+/// Follows the journal, and removes draining networks once they have no sandbox left.
 async fn follow(sandboxes: Arc<Sandboxes>, networks: Arc<Networks>) {
     sandboxes.read_all();
     let mut watch = sandboxes.watch();

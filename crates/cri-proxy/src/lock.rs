@@ -1,7 +1,7 @@
-//! Lock of the proxy's directories: a journal and a store belong to one proxy, and a proxy to one runtime.
+//! Locks the proxy's directories. A journal and a store belong to one proxy, and a proxy belongs to one runtime.
 //!
-//! Two proxies with one journal would each treat the other's sandboxes as lost. The kernel releases a lock when its process
-//! ends. A new proxy waits for one that is shutting down.
+//! If two proxies used one journal, each would treat the other's sandboxes as lost. The kernel releases the locks when
+//! the process ends. A new proxy waits for the old one if that is still shutting down.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::os::unix::fs::DirBuilderExt;
@@ -14,19 +14,20 @@ use crate::server::DRAIN_MAX;
 use cli_support::failure::Failure;
 use cli_support::privilege;
 
-/// Timeout for another proxy: it may be shutting down and finishes its calls.
+/// Maximum wait for another proxy, which may be shutting down and need time to finish its calls.
 const TIMEOUT: Duration = DRAIN_MAX.saturating_add(Duration::from_secs(2));
-/// Time after which the wait is logged.
+/// Time after which waiting is logged.
 const LOG_AFTER: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Locks of directories, held as long as this value lives.
+/// Directory locks, held until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ProxyLock(#[expect(dead_code, reason = "the open files hold the locks")] Vec<File>);
 
 impl ProxyLock {
-    /// Locks directories, each named by its option; creates missing ones.
+    /// Locks the directories, and creates missing ones. Each is given with the option that configures it, for the
+    /// error.
     pub(crate) fn of(directories: &[(&str, &Path)]) -> Result<ProxyLock, Failure> {
         ProxyLock::within(TIMEOUT, directories)
     }
@@ -97,7 +98,7 @@ mod tests {
         let both = ProxyLock::within(BRIEF, &[("--journal", &store), ("--store", &store)]).unwrap();
         ProxyLock::within(BRIEF, &[("--store", &store)]).unwrap_err();
         drop(both);
-        // A proxy that is shutting down is waited for.
+        // A new proxy waits for one that is shutting down.
         let ending = ProxyLock::within(BRIEF, &[("--store", &store)]).unwrap();
         let next = std::thread::scope(|scope| {
             let next = scope.spawn(|| ProxyLock::of(&[("--store", &store)]));

@@ -1,11 +1,12 @@
-//! Status of networks: whether sandboxes can be attached, and whether attached sandboxes are unchanged.
+//! Network status: whether sandboxes can be attached, and whether attached sandboxes are unchanged.
 //!
 //! | field | source |
 //! |---|---|
 //! | `sandbox_management` | every plugin is installed and supports the version; STATUS, from 1.1.0 on; false while it drains |
 //! | `connectivity` | CHECK of each live attachment, from 0.4.0 on unless `disable_check`; true if there is none |
 //!
-//! STATUS and CHECK run programs, a few at a time. A caller gets a response within a bounded time, even if programs hang.
+//! STATUS and CHECK execute plugins, a few at a time. A caller gets an answer within a bounded time even if plugins
+//! hang.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,9 +35,9 @@ use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkSt
 use node_support::plan_metadata;
 use node_support::sandboxes::Sandboxes;
 
-/// Largest number of networks named in an error.
+/// Maximum number of networks that one error names.
 const FAULTS_MAX: usize = 8;
-/// Time within which plugins are started for a caller.
+/// Time within which plugins may be started for one caller.
 const ASK_MAX: Duration = Duration::from_secs(12);
 
 /// Reason why no sandbox can be created.
@@ -45,25 +46,25 @@ pub(crate) enum ReadinessError {
     /// The default network is not ready.
     #[error("network {label}: {error}")]
     Default {
-        /// The name of the network.
+        /// Network name.
         label: String,
-        /// The error of its plugins.
+        /// Error that the plugins reported.
         error: Box<Error>,
     },
-    /// There is no default network, and no other one is ready.
+    /// There is no default network, and no other network is ready.
     #[error("{absent}{}", sentences(.networks))]
     None {
-        /// The reason why there is no default network.
+        /// Why there is no default network.
         absent: String,
-        /// Networks with the errors of their plugins.
+        /// Networks, each with what the plugins reported.
         networks: Vec<(String, Error)>,
     },
-    /// The check could not be run.
+    /// The check itself failed.
     #[error("{}", .0.message())]
     Failed(Status),
 }
 
-/// Networks with their sandboxes.
+/// Evaluates the status of networks and their sandboxes.
 #[derive(Debug)]
 pub(crate) struct NetworkConditions {
     pub(crate) networks: Arc<Networks>,
@@ -71,22 +72,22 @@ pub(crate) struct NetworkConditions {
     answers: Answers,
 }
 
-/// Status of a network; both are true until a plugin reports otherwise.
+/// Network status; both values are true until a plugin reports otherwise.
 struct Found {
     managed: AtomicBool,
     connected: AtomicBool,
 }
 
-/// Attachment: the journal entry, and the index in its plan.
+/// Attachment, given by journal entry and index in the plan.
 type Place<'a> = (&'a Entry, usize);
 
 impl NetworkConditions {
-    /// Returns the status of these networks with the sandboxes of the journal.
+    /// Returns the evaluator for these networks and the sandboxes in the journal.
     pub(crate) fn of(networks: Arc<Networks>, sandboxes: Arc<Sandboxes>) -> NetworkConditions {
         NetworkConditions { networks, sandboxes, answers: Answers::default() }
     }
 
-    /// Returns all networks with their present status, including the one on disk.
+    /// Lists all networks with their current status, including the network on disk.
     pub(crate) async fn list(self: &Arc<NetworkConditions>) -> Result<Vec<network_api::Network>, Status> {
         let conditions = Arc::clone(self);
         let examine = move || {
@@ -97,7 +98,7 @@ impl NetworkConditions {
         blocking(examine).await
     }
 
-    /// Returns one network with its present status.
+    /// Returns one network with its current status.
     pub(crate) async fn one(
         self: &Arc<NetworkConditions>,
         stored: Arc<Stored>,
@@ -106,10 +107,11 @@ impl NetworkConditions {
         blocking(move || conditions.examine(&[stored]).pop()).await
     }
 
-    /// Checks whether sandboxes can be created: the default network is ready, or without one any network is.
+    /// Checks whether sandboxes can be created: the default network must be ready, or any network if there is no
+    /// default.
     ///
     /// # Errors
-    /// The reason why they cannot.
+    /// The reason why no sandbox can be created.
     pub(crate) async fn readiness(self: &Arc<NetworkConditions>) -> Result<(), ReadinessError> {
         let conditions = Arc::clone(self);
         let examined = blocking(move || conditions.is_ready()).await;
@@ -171,14 +173,14 @@ impl NetworkConditions {
         Some(Arc::new(Stored { checked, draining: false }))
     }
 
-    /// Examines networks. The time limit holds for all of them together.
+    /// Examines networks. The time limit covers all of them together.
     fn examine(&self, all: &[Arc<Stored>]) -> Vec<network_api::Network> {
         let sandboxes = self.sandboxes.all();
         let users = users(sandboxes.values().map(|sandbox| &*sandbox.entry), all);
         let probe = StatusProbe::of(&self.networks);
         let initial = || Found { managed: AtomicBool::new(true), connected: AtomicBool::new(true) };
         let networks: Vec<(&Stored, Found)> = all.iter().map(|stored| (&**stored, initial())).collect();
-        // First each network, then each attachment.
+        // Networks first, then attachments, so that a slow CHECK does not hide whether a network is usable.
         let questions: Vec<(usize, Option<Place<'_>>)> =
             (0..all.len()).map(|index| (index, None)).chain(users).collect();
         let ask = |(index, user): &(usize, Option<Place<'_>>)| {
@@ -222,7 +224,7 @@ impl NetworkConditions {
         if network.version < Verb::Status.since() {
             return Ok(());
         }
-        // The result depends on the configuration.
+        // The digest is part of the key, because the result depends on the configuration.
         let key = format!("status {label} {}", digest(network.bytes()));
         let ask = || chain::status(&self.networks.plugins, network, self.networks.plugins.path());
         self.answers.ask(key, probe.until, ask).unwrap_or_else(|| Err(plugins::late()))
@@ -239,17 +241,17 @@ impl NetworkConditions {
             let last = entry.last_result(place, &network)?;
             chain::check(&self.networks.plugins, &network, &entry.parameters(delegate), last.as_ref())
         });
-        // Without a result the attachment counts as unchanged.
+        // An attachment without a result counts as unchanged.
         result.unwrap_or(Ok(()))
     }
 }
 
-/// Returns the digest of a configuration, as a short key.
+/// Returns a configuration digest, as a short cache key.
 fn digest(bytes: &[u8]) -> String {
     Sha512::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Probe of networks: the versions of their plugins, and the time limit.
+/// Probe for several networks, with plugin versions and a time limit.
 struct StatusProbe<'a> {
     plugins: plugins::VersionProbe<'a>,
     until: Instant,
@@ -262,7 +264,7 @@ impl StatusProbe<'_> {
     }
 }
 
-/// Runs `work` for each, a few at a time.
+/// Runs `work` for each item, a few at a time.
 fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     let some = || {
@@ -272,19 +274,19 @@ fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     };
     std::thread::scope(|scope| {
         for _ in 1..PARALLEL.min(all.len()) {
-            // If the kernel refuses a thread, the existing ones do more.
+            // If the kernel refuses a thread, the existing threads do more.
             let _ = std::thread::Builder::new().spawn_scoped(scope, some);
         }
         some();
     });
 }
 
-/// Returns the error of each network, as the end of a sentence.
+/// Joins the networks' errors into the end of a sentence.
 fn sentences(networks: &[(String, Error)]) -> String {
     networks.iter().map(|(label, error)| format!("; network {label}: {error}")).collect()
 }
 
-/// Returns the live attachments of these networks, each with the index of its network.
+/// Lists the live attachments of these networks, each with the network's index in `all`.
 fn users<'a>(
     entries: impl Iterator<Item = &'a Entry>,
     all: &[Arc<Stored>],
@@ -302,7 +304,7 @@ fn users<'a>(
     users
 }
 
-/// Returns the value of the capability `ipRanges`.
+/// Encodes ranges as a value for the `ipRanges` capability.
 pub(crate) fn ip_ranges(ranges: &[Vec<ipnet::IpNet>]) -> Vec<Vec<capability::IpRange>> {
     let range = |subnet: &ipnet::IpNet| capability::IpRange {
         subnet: *subnet,

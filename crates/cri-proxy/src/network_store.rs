@@ -1,7 +1,8 @@
-//! Store of networks on disk: one file for each, named by a hash of the network's name.
+//! Stores networks on disk, one file per network. The file name is a hash of the network name.
 //!
-//! A file is complete or does not exist (temporary name, fsync, rename, fsync of the directory). Its mode is 0600. An
-//! unreadable file is logged and kept, and read again if the cause may be temporary.
+//! Each write goes to a temporary file, which is synced and renamed before the directory is synced; a file is therefore
+//! either complete or missing. Its mode is 0600. A file that cannot be read is logged and kept; if the cause may be
+//! temporary, it is read again later.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -21,33 +22,33 @@ use cri::network_api::validation;
 use cri::network_api::validation::Checked;
 use cri::network_api::{Name, NetworkConfig};
 
-/// Version of the file format; a newer one is not read.
+/// File format version; newer ones are not read.
 const VERSION: u32 = 1;
-/// Largest file in bytes.
+/// Maximum file size in bytes.
 const FILE_MAX: u64 = 16 << 20;
 
 /// Store in a directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Store(PathBuf);
 
-/// Extension of a temporary file.
+/// Extension for temporary files.
 const TEMPORARY: &str = "new";
 
-/// Stored network.
+/// Network as stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
-    /// Valid network.
+    /// Configuration, already validated.
     pub(crate) checked: Checked,
-    /// Whether it is removed with its last sandbox and accepts no new one.
+    /// Whether the network is draining: it accepts no new sandbox and is removed with the last one.
     pub(crate) draining: bool,
 }
 
-/// Result of reading the store.
+/// Result from reading the whole store.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// Networks that could be read.
     pub(crate) networks: Vec<Stored>,
-    /// Whether there are others that may be readable later.
+    /// Whether there are more files, which may become readable later.
     pub(crate) has_unread: bool,
 }
 
@@ -56,7 +57,7 @@ pub(crate) struct Found {
 enum Unread {
     /// An I/O error, which may be temporary.
     Io(io::Error),
-    /// Invalid content.
+    /// The content is invalid.
     Invalid(String),
 }
 
@@ -69,13 +70,13 @@ impl fmt::Display for Unread {
     }
 }
 
-/// Error of reading the file of a network.
+/// Error from reading a network file.
 #[derive(Debug, Error)]
 #[error("{}: {cause}", .file.display())]
 pub(crate) struct StoreError {
-    /// The file.
+    /// File path.
     file: PathBuf,
-    /// The reason.
+    /// Why it was not read.
     cause: Unread,
 }
 
@@ -87,7 +88,7 @@ struct Document {
 }
 
 impl Store {
-    /// Opens a directory; creates it if it does not exist.
+    /// Opens a directory; creates it if it is missing.
     pub(crate) fn open(directory: &Path) -> Result<Store, Failure> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.map_err(|cause| {
@@ -96,7 +97,7 @@ impl Store {
         Ok(Store(directory.to_owned()))
     }
 
-    /// Reads all networks. Removes temporary files: their writers were killed before they reported success.
+    /// Reads all networks. Removes temporary files, because their writers were killed before they reported success.
     pub(crate) fn read_all(&self) -> Result<Found, Failure> {
         let failed = |cause| privilege::refused(&format!("networks: read {}", self.0.display()), &cause);
         let mut found = Found { networks: Vec::new(), has_unread: false };
@@ -122,7 +123,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Returns the network stored under a name.
+    /// Reads the network stored under a name.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -137,7 +138,7 @@ impl Store {
     /// Writes a network durably.
     ///
     /// # Errors
-    /// The file is not written; or it is, and may not survive a loss of power.
+    /// Either nothing was written, or it was written but may not survive a power loss.
     pub(crate) fn write(&self, stored: &Stored) -> io::Result<()> {
         let Stored { checked, draining } = stored;
         let document = Document { version: VERSION, draining: *draining, config: checked.config.clone() };
@@ -151,16 +152,16 @@ impl Store {
             .and_then(|()| file.sync_all())
             .and_then(|()| fs::rename(&temporary, &path));
         if written.is_err() {
-            // An incomplete file is useless, and a full disk needs its space.
+            // An incomplete file is useless and only takes space, perhaps on a full disk.
             let _ = fs::remove_file(&temporary);
         }
         written.and_then(|()| self.sync())
     }
 
-    /// Removes a network durably; a missing one is no error.
+    /// Removes a network durably; a missing network is not an error.
     ///
     /// # Errors
-    /// As [`Store::write`].
+    /// As for [`Store::write`].
     pub(crate) fn remove(&self, name: &Name) -> io::Result<()> {
         match fs::remove_file(self.file(name)) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => Err(cause),

@@ -1,12 +1,12 @@
-//! Networks of this node: the stored ones, and the one on disk.
+//! Networks on this node: the stored ones, and the one in the CNI directory.
 //!
-//! - A network is on disk before its writer gets a response. Writers run one after the other.
-//! - A write is completed even if its client disconnects, so that memory equals the disk.
-//! - A sandbox keeps the configuration it was attached with, so a network may be replaced at any time.
-//! - A network in use is not removed. The journal shows which sandboxes use it; sandboxes that are being created count as
-//!   well, and so does a journal entry that cannot be read.
-//! - A write with the stored uid is refused if its generation is older, or equal with other content. Generation 0 stands for
-//!   the next one. A write with another uid replaces the network whatever its generation is.
+//! - A network is on disk before the client that sets it gets a response. Writers run one after the other.
+//! - A write completes even if the client disconnects, so that memory and disk stay equal.
+//! - A sandbox keeps the configuration that it was attached with, so a network can be replaced at any time.
+//! - A network in use is not removed. The journal shows which sandboxes use it. Sandboxes that are just being created
+//!   count as well, and so do journal entries that cannot be read.
+//! - If the uid matches the stored one, a write is rejected when its generation is older, or equal with other content;
+//!   generation 0 means "the next one". With another uid, the network is replaced whatever the generation.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,26 +32,26 @@ use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 use node_support::journal_reader::{Journal, Row};
 use node_support::plan_metadata;
 
-/// Largest number of networks.
+/// Maximum number of networks.
 const NETWORKS_MAX: usize = 10_000;
-/// Largest size of all networks as messages, in bytes: a list of them, with the one on disk, must fit 16 MiB.
+/// Maximum size of all networks as messages, in bytes: together with the network on disk, a list must fit in 16 MiB.
 const BYTES_MAX: usize = 14 << 20;
-/// Largest number of sandboxes named in an error.
+/// Maximum number of sandboxes that an error names.
 const NAMED_MAX: usize = 8;
 
-/// Networks of a node.
+/// Networks on a node.
 #[derive(Debug)]
 pub(crate) struct Networks {
     store: Store,
     pub(crate) plugins: Plugins,
     pub(crate) fallback: Fallback,
-    /// Network of sandboxes that request none; else the fallback.
+    /// Network for sandboxes that request none; the fallback if not set.
     default: Option<Name>,
     journal: Journal,
     known: Mutex<BTreeMap<Name, Arc<Stored>>>,
-    /// Whether files could not be read that may be readable later.
+    /// Whether some files could not be read, but may become readable later.
     has_unread: AtomicBool,
-    /// Numbers of sandboxes that are being created, by network.
+    /// Number of sandboxes being created, by network.
     running: Mutex<BTreeMap<Name, usize>>,
     writing: Arc<Turn<()>>,
 }
@@ -59,15 +59,15 @@ pub(crate) struct Networks {
 /// Network that a sandbox can be attached to.
 #[derive(Clone, Debug)]
 pub(crate) struct Usable {
-    /// Name for sandboxes.
+    /// Name that sandboxes use.
     pub(crate) label: String,
     /// Configuration list to execute.
     pub(crate) network: Network,
-    /// Ranges, for plugins with `ipRanges`.
+    /// Ranges for plugins with the `ipRanges` capability.
     pub(crate) ranges: Vec<Vec<IpNet>>,
 }
 
-/// Guard of networks in use.
+/// Guard that marks networks as in use until it is dropped.
 #[derive(Debug)]
 pub(crate) struct InUse {
     networks: Arc<Networks>,
@@ -107,12 +107,12 @@ impl Networks {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the stored networks, sorted by name.
+    /// Lists the stored networks, sorted by name.
     pub(crate) fn all(&self) -> Vec<Arc<Stored>> {
         self.known().values().cloned().collect()
     }
 
-    /// Creates or replaces a network; returns it as stored.
+    /// Creates or replaces a network, and returns it as stored.
     pub(crate) async fn set(
         self: &Arc<Networks>,
         config: Option<NetworkConfig>,
@@ -128,7 +128,7 @@ impl Networks {
         complete(turn, async move { networks.replace(checked).await }).await
     }
 
-    /// Stores a valid network, if it differs from the stored one.
+    /// Stores a valid network if it differs from the stored one.
     async fn replace(self: &Arc<Networks>, mut checked: Checked) -> Result<Arc<Stored>, Status> {
         if self.has_unread.load(Ordering::Relaxed) {
             self.reread().await;
@@ -153,7 +153,7 @@ impl Networks {
         Ok(stored)
     }
 
-    /// Checks that all networks still fit a list for clients.
+    /// Checks that a list of all networks would still fit in one response.
     fn require_room(&self, checked: &Checked) -> Result<(), Status> {
         let known = self.known();
         let others = known.values().filter(|stored| stored.checked.name != checked.name);
@@ -179,7 +179,8 @@ impl Networks {
         Ok(())
     }
 
-    /// Updates memory from the disk after a failed write: it may have been done, but not durably. Returns the error.
+    /// Rereads a network after a failed write, which may have reached the disk without being durable. Returns the error
+    /// for the client.
     async fn failed(self: &Arc<Networks>, name: &Name, what: &str, cause: &std::io::Error) -> Status {
         let (store, wanted) = (self.store.clone(), name.clone());
         match blocking(move || store.find(&wanted)).await {
@@ -230,7 +231,8 @@ impl Networks {
         }
     }
 
-    /// Removes the file of a network that could not be read; otherwise the network would reappear once it is readable.
+    /// Removes the file of a network that could not be read; otherwise the network would reappear once the file is
+    /// readable.
     async fn remove_unread(self: &Arc<Networks>, name: &Name, uid: &str) -> Result<(), Status> {
         let (store, wanted) = (self.store.clone(), name.clone());
         let unread = match blocking(move || store.find(&wanted)).await? {
@@ -260,7 +262,7 @@ impl Networks {
         Ok(())
     }
 
-    /// Reads files again that could not be read; the caller must hold the writers' lock.
+    /// Rereads files that could not be read. The caller must hold the writers' lock.
     async fn reread(self: &Arc<Networks>) {
         let store = self.store.clone();
         match blocking(move || store.read_all()).await {
@@ -276,7 +278,7 @@ impl Networks {
         }
     }
 
-    /// Reads files again that could not be read, if there are any.
+    /// Rereads files that could not be read, if there are any.
     pub(crate) async fn recover(self: &Arc<Networks>) {
         if self.has_unread.load(Ordering::Relaxed) {
             let _turn = self.writing.lock().await;
@@ -284,7 +286,7 @@ impl Networks {
         }
     }
 
-    /// Removes draining networks without users.
+    /// Removes draining networks that no sandbox uses any more.
     pub(crate) async fn finish_draining(self: &Arc<Networks>) {
         let draining: Vec<Name> =
             self.known().iter().filter(|(_, stored)| stored.draining).map(|(name, _)| name.clone()).collect();
@@ -302,7 +304,7 @@ impl Networks {
         }
     }
 
-    /// Returns the users of a network, for people. Sandboxes that may be users count as well.
+    /// Lists a network's users as text for an error. Sandboxes that may be users count as well.
     async fn users(self: &Arc<Networks>, name: &Name) -> Result<Vec<String>, Status> {
         let journal = self.journal.clone();
         let rows = blocking(move || journal.rows()).await?;
@@ -331,7 +333,7 @@ impl Networks {
         Ok(users)
     }
 
-    /// Returns a network by its name for sandboxes; `path` is the path of the name in the request.
+    /// Finds a network by the name that sandboxes use; `path` leads to the name in the request, for the error.
     pub(crate) fn find(&self, name: &Name, path: &str) -> Result<Usable, Status> {
         if name.namespace.is_empty() && name.name == FALLBACK {
             return match self.fallback.read() {
@@ -357,7 +359,7 @@ impl Networks {
         }
     }
 
-    /// Returns the network of sandboxes that request none.
+    /// Returns the network for sandboxes that request none.
     ///
     /// # Errors
     /// Code 11: there is none at present.
@@ -378,7 +380,7 @@ impl Networks {
         }
     }
 
-    /// Returns the name of the default network, if it is a stored one.
+    /// Returns the default network's name, if it is a stored network.
     pub(crate) fn default_name(&self) -> Option<&Name> {
         self.default.as_ref()
     }
@@ -412,9 +414,9 @@ fn on_disk(network: Network) -> Usable {
     Usable { label: FALLBACK.to_owned(), network, ranges: Vec::new() }
 }
 
-/// Sets uid and generation of a network that replaces `stored`.
+/// Settles uid and generation for a network that replaces `stored`.
 ///
-/// Generation 0 keeps the generation if nothing changes, and increments it otherwise.
+/// Generation 0 keeps the stored generation if nothing changes, and increments it otherwise.
 fn settle_generation(config: &mut NetworkConfig, stored: Option<&NetworkConfig>) -> Result<(), Status> {
     let before = stored.and_then(|stored| stored.metadata.clone()).unwrap_or_default();
     let metadata = config.metadata.get_or_insert_default();
@@ -449,7 +451,7 @@ fn types(needs: &[PluginType]) -> String {
     needs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the error of removing a network in use.
+/// Returns the error for an attempt to remove a network in use.
 fn in_use(name: &Name, users: &[String]) -> Status {
     let shown = users.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = users.len().saturating_sub(NAMED_MAX);
@@ -457,7 +459,7 @@ fn in_use(name: &Name, users: &[String]) -> Status {
     Status::failed_precondition(format!("network {name} is in use by {shown}{more}"))
 }
 
-/// Completes a write in a task of its own: a cancelled call would otherwise stop anywhere.
+/// Completes a write in a separate task. If it ran in the call itself, a cancelled call could stop it anywhere.
 async fn complete<T: Send + 'static>(
     turn: OwnedMutexGuard<()>,
     work: impl Future<Output = Result<T, Status>> + Send + 'static,
@@ -470,7 +472,7 @@ async fn complete<T: Send + 'static>(
     done.await.map_err(|cause| Status::internal(cause.to_string()))?
 }
 
-/// Runs blocking work on another thread.
+/// Runs blocking work on another thread, so that it does not delay other calls.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {

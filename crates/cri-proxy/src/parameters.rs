@@ -1,11 +1,13 @@
-//! Validation of the parameters that a sandbox requests of a network: values for capabilities that its plugins declare.
+//! Validates the parameters that a sandbox passes to a network: values for capabilities that the network's plugins
+//! declare.
 //!
-//! - A value that no plugin takes, or that is invalid, is refused by its path before the runtime receives the request.
-//! - A sandbox cannot set capabilities that only the runtime knows.
-//! - Capabilities without a convention are between the client and the plugin. The plugin decides whether an address is free
-//!   and belongs to the network.
+//! - A value is rejected by path, before the runtime receives the request, if it is invalid or no plugin accepts it.
+//! - A sandbox cannot set capabilities that only the runtime knows, for example `cgroupPath`.
+//! - If a capability follows no CNI convention, its value is up to the client and the plugin. Likewise, only the plugin
+//!   can decide whether an address is free and belongs to the network.
 //!
-//! Source: CNI CONVENTIONS.md, «Dynamic Plugin specific fields»; «CRI Network API», `PodSandboxNetworkConfig.parameters`.
+//! Source: CNI CONVENTIONS.md, «Dynamic Plugin specific fields»; «CRI Network API»,
+//! `PodSandboxNetworkConfig.parameters`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,19 +25,20 @@ use tonic::Status;
 use super::networks::Usable;
 use cri::network_api::validation::fault;
 
-/// Largest size of a sandbox's parameters, in bytes.
+/// Maximum size of all parameters of a sandbox, in bytes.
 pub(crate) const BYTES_MAX: usize = 64 << 10;
-/// Lengths of a hardware address: Ethernet, InfiniBand.
+/// Valid MAC address lengths: Ethernet, InfiniBand.
 const MAC_LENGTHS: &[usize] = &[6, 20];
-/// Lengths of an InfiniBand GUID.
+/// Valid InfiniBand GUID lengths.
 const GUID_LENGTHS: &[usize] = &[8];
-/// Protocols of ports.
+/// Valid port protocols; the protocol may be left empty.
 const PROTOCOLS: &[&str] = &["", "tcp", "udp", "sctp"];
 
-/// Validates the parameters of one network. `path` is its path in the request, `room` the remaining size for all, in bytes.
+/// Validates the parameters for one network. `path` leads to them in the request; `room` is how many bytes the sandbox
+/// has left for all networks.
 ///
 /// # Errors
-/// INVALID_ARGUMENT with the path of the value.
+/// INVALID_ARGUMENT with the path to the value.
 pub(crate) fn check(
     parameters: &BTreeMap<String, Box<RawValue>>,
     usable: &Usable,

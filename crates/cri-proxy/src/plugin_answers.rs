@@ -1,9 +1,9 @@
-//! Cache of the results of plugin probes: STATUS and CHECK.
+//! Caches results from plugin probes (STATUS and CHECK).
 //!
-//! - A result is valid for a few seconds.
-//! - Of several callers that need the same result one runs the plugin and the others wait for it.
-//! - The number of plugins that run at a time is bounded.
-//! - No plugin is started for a caller whose deadline has passed.
+//! - A result stays valid for a few seconds.
+//! - If several callers need the same result, one of them runs the plugin and the others wait.
+//! - Only a bounded number of plugins run at the same time.
+//! - Once the caller's deadline has passed, no plugin is started any more.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,15 +13,15 @@ use cni::Error;
 
 /// Time for which a result is valid.
 const FRESH: Duration = Duration::from_secs(5);
-/// Largest number of plugins that run at a time.
+/// Maximum number of plugins that run at the same time.
 pub(crate) const PARALLEL: usize = 4;
-/// Largest number of cached results.
+/// Maximum number of cached results.
 const ANSWERS_MAX: usize = 20_000;
 
-/// Result with its time; `None` before the first one.
+/// Result with the time at which it was obtained; `None` before the first one.
 type Answer = Mutex<Option<(Instant, Result<(), Error>)>>;
 
-/// Cached results.
+/// Cached results by key.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     known: Mutex<BTreeMap<String, Arc<Answer>>>,
@@ -29,7 +29,7 @@ pub(crate) struct Answers {
     ended: Condvar,
 }
 
-/// Guard of a running plugin.
+/// Guard that counts a running plugin.
 struct Running<'a>(&'a Answers);
 
 impl Drop for Running<'_> {
@@ -44,7 +44,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Answers {
-    /// Returns the result for `key`: a cached one, else that of `ask`. Returns `None` if `ask` could not be started by `until`.
+    /// Returns the result for `key`, from the cache or from `ask`; `None` if `ask` could not be started by `until`.
     pub(crate) fn ask(
         &self,
         key: String,
@@ -67,7 +67,7 @@ impl Answers {
     fn cell(&self, key: String) -> Arc<Answer> {
         let mut known = locked(&self.known);
         if known.len() >= ANSWERS_MAX {
-            // A cell that a caller waits for is locked.
+            // A locked cell has a caller waiting for it, so it must stay.
             known.retain(|_, cell| {
                 cell.try_lock()
                     .map_or(true, |cached| cached.as_ref().is_some_and(|(when, _)| when.elapsed() < FRESH))

@@ -1,8 +1,9 @@
-//! Plugins of this node: whether they are installed, which CNI versions they support, and their execution.
+//! Plugins on this node: whether they are installed, which CNI versions they support, and how to execute them.
 //!
-//! Plugins are searched as the meta-plugin does, including the built-in ones of `weft-cni`, and executed as a runtime does.
+//! The proxy finds plugins the way the meta-plugin does, including those built into `weft-cni`, and executes them the
+//! way a runtime does.
 //!
-//! Every run has a deadline. The versions of a program are cached as long as its file is the same.
+//! Every run has a deadline. A program's versions are cached until the file changes.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -20,10 +21,10 @@ use cni::{Error, Version, code};
 
 use node_support::weft_cni::WeftCni;
 
-/// Deadline of one run.
+/// Deadline for one run.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Plugins of a node.
+/// Plugins on a node.
 #[derive(Debug)]
 pub(crate) struct Plugins {
     path: String,
@@ -31,21 +32,21 @@ pub(crate) struct Plugins {
     known: Mutex<BTreeMap<PluginType, (FileIdentity, Vec<String>)>>,
 }
 
-/// Probe of plugin versions, which examines each plugin once.
+/// Probe for plugin versions; examines each plugin only once.
 pub(crate) struct VersionProbe<'a> {
     plugins: &'a Plugins,
     seen: Mutex<BTreeMap<PluginType, Result<Vec<String>, Error>>>,
-    /// Time after which no further plugin is run.
+    /// Time after which no more plugins are run.
     until: Option<Instant>,
 }
 
-/// Returns the error of a plugin that was not run in time.
+/// Returns the error for a plugin that was not run in time.
 pub(crate) fn late() -> Error {
     Error::new(code::TRY_AGAIN_LATER, "not checked: other plugins are slow")
 }
 
 impl VersionProbe<'_> {
-    /// Checks that every plugin is installed and supports a version. Runs a plugin whose versions are unknown.
+    /// Checks that every plugin is installed and supports the version. Runs plugins whose versions are not cached.
     pub(crate) fn require(&self, needs: &[PluginType], version: Version) -> Result<(), Error> {
         let wanted = version.as_str();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,11 +72,11 @@ impl VersionProbe<'_> {
     }
 }
 
-/// Program of a plugin.
+/// Program that contains a plugin.
 enum Program {
-    /// A file of that name.
+    /// A file with the plugin's name.
     File(PathBuf),
-    /// `weft-cni`, which gets the name as argument and may not contain the plugin; with the error of the missing file.
+    /// `weft-cni`, called with the plugin name as argument. It may not contain the plugin; the error is for that case.
     WeftCni(PathBuf, Error),
 }
 
@@ -86,7 +87,7 @@ impl Program {
     }
 }
 
-/// Identity of a program's file.
+/// Identifies a program file, so that a replaced file is noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FileIdentity {
     path: PathBuf,
@@ -104,23 +105,23 @@ impl FileIdentity {
 }
 
 impl Plugins {
-    /// Returns the plugins in the directories of `path`, and the built-in ones.
+    /// Returns the plugins in the directories in `path`, and the built-in ones.
     pub(crate) fn in_path(path: &str) -> Plugins {
         let weft_cni = WeftCni::find().ok().map(|weft_cni| weft_cni.program().to_owned());
         Plugins { path: path.to_owned(), weft_cni, known: Mutex::default() }
     }
 
-    /// Returns the search path.
+    /// Returns the search path, as in `CNI_PATH`.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Returns a probe of plugin versions.
+    /// Returns a version probe without time limit.
     pub(crate) fn probe(&self) -> VersionProbe<'_> {
         VersionProbe { plugins: self, seen: Mutex::default(), until: None }
     }
 
-    /// Returns a probe that runs no further plugin after `until`.
+    /// Returns a version probe that starts no plugin after `until`.
     pub(crate) fn probe_until(&self, until: Instant) -> VersionProbe<'_> {
         VersionProbe { until: Some(until), ..self.probe() }
     }

@@ -1,6 +1,6 @@
-//! Body of a response that is forwarded unchanged from the runtime to a client.
+//! Forwards a response body unchanged from the runtime to a client.
 //!
-//! Data and trailers pass as they arrive. If the runtime's connection is lost, the client receives UNAVAILABLE in the
+//! Data and trailers pass as they arrive. If the connection to the runtime is lost, the client gets UNAVAILABLE in the
 //! trailers, as gRPC requires.
 //!
 //! Source: gRPC over HTTP/2, «Length-Prefixed-Message».
@@ -16,12 +16,12 @@ use tonic::codegen::http::HeaderMap;
 use super::backend::{Body, Cause};
 use cri::unix_service::with_sources;
 
-/// Returns a response's body for a client, unchanged.
+/// Wraps a response body for the client, without changing it.
 pub(crate) fn unchanged(body: Incoming) -> Body {
     Relayed::of(body).boxed_unsync()
 }
 
-/// Body of a response of the runtime.
+/// Response body from the runtime.
 pub(crate) struct Relayed {
     inner: Incoming,
     ended: bool,
@@ -48,7 +48,7 @@ impl HttpBody for Relayed {
         loop {
             let polled = std::task::ready!(Pin::new(&mut self.inner).poll_frame(context));
             return Poll::Ready(match polled {
-                // Empty frames have no meaning, and HTTP/2 limits their number on a connection.
+                // Empty frames mean nothing, and HTTP/2 limits how many a connection may have.
                 Some(Ok(frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
                 Some(Ok(frame)) => Some(Ok(frame)),
                 Some(Err(cause)) => {
@@ -72,7 +72,7 @@ impl HttpBody for Relayed {
 
 pub(crate) fn trailers(status: &Status) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // A message that is not a valid header is left out; the code is always valid.
+    // A message that is not a valid header value is left out; the code is always valid.
     let _ = status.add_header(&mut headers);
     headers
 }

@@ -1,7 +1,7 @@
-//! Rewriting of responses about sandboxes: adds the addresses of every network by name, and removes the proxy's annotation.
+//! Rewrites responses about sandboxes: adds each network's addresses by name, and removes the proxy's annotation.
 //!
-//! A message without the annotation is not changed, and other fields are copied byte for byte. Addresses come from the
-//! journal. The primary network's address comes first; its field has no place for the name of the network.
+//! A message without the annotation is not changed, and all other fields are copied byte for byte. The addresses come
+//! from the journal. The primary network's address is first; the message has no field for the name of that network.
 //!
 //! Source: CRI `runtime.v1`, `PodSandboxStatus`, `ContainerEventResponse`; «CRI Network API», `PodIP`.
 
@@ -30,24 +30,24 @@ const NETWORK: u32 = 5;
 const ADDITIONAL_IPS: u32 = 2;
 /// Field `PodIP.network_name`.
 const NETWORK_NAME: u32 = 2;
-/// Type of the condition of the network.
+/// Condition type for the network.
 const NETWORK_READY: &str = "NetworkReady";
 
-/// Addresses in a response.
+/// Addresses that a response should contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReportedAddresses {
-    /// Addresses of every network.
+    /// Addresses in every network.
     All,
-    /// Addresses of the primary network alone, as the runtime reports them.
+    /// Only the primary network's addresses, as the runtime reports them.
     Primary,
 }
 
-/// Rewrites `PodSandboxStatusResponse`.
+/// Rewrites a `PodSandboxStatusResponse`.
 pub(crate) fn status(message: &[u8], journal: &Journal, reported: ReportedAddresses) -> Option<Vec<u8>> {
     with_status(message, STATUS, journal, reported)
 }
 
-/// Rewrites `ContainerEventResponse`.
+/// Rewrites a `ContainerEventResponse`.
 pub(crate) fn event(message: &[u8], journal: &Journal) -> Option<Vec<u8>> {
     with_status(message, EVENT_STATUS, journal, ReportedAddresses::All)
 }
@@ -79,7 +79,7 @@ fn with_status(
     })
 }
 
-/// Rewrites `PodSandboxStatus`.
+/// Rewrites a `PodSandboxStatus`.
 fn sandbox(message: &[u8], journal: &Journal, reported: ReportedAddresses) -> Option<Vec<u8>> {
     let PodSandboxStatus { id, annotations } = PodSandboxStatus::decode(message).ok()?;
     let attachments: Vec<Attachment> = serde_json::from_str(annotations.get(ATTACHMENTS)?).ok()?;
@@ -97,7 +97,7 @@ fn sandbox(message: &[u8], journal: &Journal, reported: ReportedAddresses) -> Op
     wire::edit(&stripped, named).or(Some(stripped))
 }
 
-/// Rewrites `PodSandboxNetworkStatus`: the existing addresses are the primary network's; the others are appended.
+/// Rewrites a `PodSandboxNetworkStatus`: the existing addresses belong to the primary network; the others are appended.
 fn network(message: &[u8], attachments: &[Attachment], entry: Option<&Entry>) -> Vec<u8> {
     let primary = attachments.iter().find(|attachment| attachment.interface.as_str() == PRIMARY);
     let name = |record: &wire::Record<'_>| {
@@ -123,7 +123,7 @@ fn network(message: &[u8], attachments: &[Attachment], entry: Option<&Entry>) ->
     out
 }
 
-/// Returns the addresses of one interface of a sandbox, from the result of its attachment.
+/// Returns the addresses on one interface, from the attachment's CNI result.
 fn addresses(entry: &Entry, interface: &str) -> Vec<String> {
     let place = entry.plan.delegates.iter().position(|delegate| delegate.ifname.as_str() == interface);
     let Some((delegate, attachment)) =
@@ -138,7 +138,7 @@ fn addresses(entry: &Entry, interface: &str) -> Vec<String> {
     own.addresses.iter().map(|ip| ip.address.addr().to_string()).collect()
 }
 
-/// Removes the annotation from an entry of the runtime's verbose `info`, which is JSON.
+/// Removes the annotation from an entry in the runtime's verbose `info`, which is JSON.
 fn info(entry: &[u8]) -> Option<Vec<u8>> {
     if !wire::contains(entry, ATTACHMENTS.as_bytes()) {
         return None;
@@ -164,14 +164,14 @@ fn remove_annotation(value: &mut Value) {
     }
 }
 
-/// Rewrites `StatusResponse`: the network is ready if the runtime and the networks are.
+/// Rewrites a `StatusResponse`: the network is ready only if both the runtime and the networks are ready.
 pub(crate) fn readiness(message: &[u8], ready: &Result<(), impl ToString>) -> Option<Vec<u8>> {
     wire::edit(message, |response| {
         let status = response.content.filter(|_| response.number == 1)?;
         let edited = wire::edit(status, |record| {
             let content = record.content.filter(|_| record.number == 1)?;
             let Condition { kind, holds } = Condition::decode(content).ok()?;
-            // A runtime that is not ready keeps its own reason: it has not read the list and creates no sandbox.
+            // A runtime that is not ready keeps its own reason: it has not loaded the list, so it creates no sandbox.
             (kind == NETWORK_READY && holds).then(|| condition(content, ready))
         })?;
         let mut out = Vec::new();
@@ -180,7 +180,7 @@ pub(crate) fn readiness(message: &[u8], ready: &Result<(), impl ToString>) -> Op
     })
 }
 
-/// Returns the condition with its status and reason replaced.
+/// Returns the condition with a new status and reason.
 fn condition(content: &[u8], ready: &Result<(), impl ToString>) -> Vec<u8> {
     let replaced = |number: u32| (2..=4).contains(&number);
     let mut inner = wire::edit(content, |record| replaced(record.number).then(Vec::new))
@@ -209,7 +209,7 @@ mod tests {
         additional_ips: Vec<PodIp>,
     }
 
-    /// Message of a newer release of CRI, with an unknown field.
+    /// Message from a newer CRI release, with an unknown field.
     #[derive(Clone, PartialEq, Message)]
     struct Full {
         #[prost(string, tag = "1")]
@@ -270,12 +270,12 @@ mod tests {
         ));
         let edited = super::event(&sent.encode_to_vec(), &journal).unwrap();
         assert_eq!(Event::decode(edited.as_slice()).unwrap(), expected);
-        // Clients of `v1alpha2` receive only the addresses of the primary network.
+        // `v1alpha2` clients get only the primary network's addresses.
         let primary = status(&[("mine", "1")], vec![ip("fd00::2", "")]);
         let edited =
             sandbox(&sent.status.unwrap().encode_to_vec(), &journal, ReportedAddresses::Primary).unwrap();
         assert_eq!(Full::decode(edited.as_slice()).unwrap(), primary);
-        // A sandbox without requested networks passes unchanged.
+        // A sandbox that requests no networks passes unchanged.
         assert_eq!(
             super::event(&event(status(&[("mine", "1")], Vec::new())).encode_to_vec(), &journal),
             None

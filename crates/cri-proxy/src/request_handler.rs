@@ -1,10 +1,10 @@
-//! Handler of the meta-plugin's plan requests: plans the attachments that the sandbox's annotation lists.
+//! Handles plan requests from the meta-plugin: plans the attachments listed in the sandbox's annotation.
 //!
-//! - The networks are those stored now, and the planner is [`npwg::plan`], as in the agent.
-//! - A sandbox without requested networks gets the default network. If an agent is configured, its plan request is relayed
-//!   to the agent, which adds the networks that the pod selects. The agent also receives the report of the execution and
-//!   the results of its tasks.
-//! - Each response also contains the agent's tasks, and tasks for sandboxes that the runtime has lost.
+//! - It uses the networks as they are stored now, and the same planner as the node agent, [`npwg::plan`].
+//! - A sandbox that requests no networks gets the default network. If a node agent is configured, the proxy relays the
+//!   plan request to it, and the agent adds the networks that the pod selects. The agent then also gets the execution
+//!   report and its tasks' results.
+//! - Each response carries the agent's tasks, and tasks for sandboxes that the runtime has lost.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,27 +42,27 @@ use node_support::plan_metadata;
 use node_support::plan_metadata::PlanMetadata;
 use node_support::sandbox_gc::SandboxGc;
 
-/// Namespace of the definitions that represent the networks of a sandbox in a plan request.
+/// Namespace for the definitions that stand for a sandbox's networks in a plan request.
 const STAND_IN: &str = "networks";
 
-/// Handler of the meta-plugin's requests.
+/// Request handler, which plans or relays.
 #[derive(Debug)]
 pub(crate) struct Planner {
     pub(crate) networks: Arc<Networks>,
-    /// Socket of the runtime.
+    /// Container runtime socket.
     pub(crate) runtime: PathBuf,
-    /// Socket of the agent, for sandboxes without requested networks.
+    /// Node agent socket, for sandboxes that request no networks.
     pub(crate) agent: Option<PathBuf>,
-    /// Garbage collector of sandboxes that the runtime has lost.
+    /// Garbage collector for sandboxes that the runtime has lost.
     pub(crate) sandbox_gc: SandboxGc,
 }
 
-/// Network of a sandbox with its parameters.
+/// Requested network with its parameters.
 struct RequestedNetwork {
     interface: IfName,
     usable: Usable,
     parameters: BTreeMap<String, Box<RawValue>>,
-    /// Whether the sandbox requested nothing; the network then keeps the label that it has without the proxy.
+    /// Whether the sandbox requested nothing. The network then keeps the label that it would have without the proxy.
     is_default: bool,
 }
 
@@ -98,13 +98,13 @@ impl RequestHandler for Planner {
 
     fn due_tasks(&self) -> Vec<Task> {
         let runtime = plan_metadata::canonical(&self.runtime);
-        // An entry of another list was not made through this proxy.
+        // An entry from another list was not made through this proxy.
         self.sandbox_gc.lost(|entry| {
             entry.network == runtime_network::NAME && !plan_metadata::is_of_another_runtime(entry, &runtime)
         })
     }
 
-    /// Relays the result to the agent, which sent the task: the proxy itself only sends tasks without results.
+    /// Relays a task result to the agent that sent the task. Tasks from the proxy itself never have a result.
     async fn task_result(&self, result: &TaskResult) -> Result<(), Error> {
         let Some(agent) = &self.agent else { return Ok(()) };
         match relay(agent, &AgentRequest::TaskResult(result.clone())).await?.0 {
@@ -118,13 +118,13 @@ impl RequestHandler for Planner {
     }
 }
 
-/// Returns the attachments in the annotation of a sandbox; none if it requests nothing.
+/// Reads the attachments from the sandbox annotation; empty if the sandbox requests nothing.
 fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<Attachment>, Error> {
     if request.pod.name.is_empty() {
         return Ok(Vec::new());
     }
     let Some(mut pod) = node.pod_of_runtime(&request.pod)? else {
-        // Runtimes pass no annotations if a sandbox has none.
+        // Runtimes pass no annotations at all for a sandbox that has none.
         if node.capabilities.contains(cni::capability::POD_ANNOTATIONS) {
             return Ok(Vec::new());
         }
@@ -140,7 +140,7 @@ fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<At
 }
 
 impl Planner {
-    /// Returns the requested networks, the primary one first.
+    /// Resolves the requested networks, the primary one first.
     fn requested(
         &self,
         attachments: &[Attachment],
@@ -154,14 +154,14 @@ impl Planner {
         let mut requested = Vec::new();
         for Attachment { interface, network, parameters } in attachments {
             let found = self.networks.find(&Name::read(network), interface.as_str());
-            // The network existed when the sandbox was requested.
+            // The network existed when the sandbox was requested, so a retry may succeed.
             let usable = found.map_err(|status| {
                 Error::new(code::TRY_AGAIN_LATER, format!("networks: {}", status.message()))
             })?;
             let (interface, parameters) = (interface.clone(), parameters.clone());
             requested.push(RequestedNetwork { interface, usable, parameters, is_default: false });
         }
-        // A stable sort keeps the order of the others.
+        // A stable sort keeps the order among the others.
         requested.sort_by_key(|one| one.interface != request.ifname);
         match requested.first().is_some_and(|first| first.interface == request.ifname) {
             true => Ok(requested),
@@ -173,7 +173,7 @@ impl Planner {
     }
 }
 
-/// Makes the plan and applies the request of each network to its delegate.
+/// Makes the plan, then applies each network's parameters to its delegate.
 fn plan(
     request: &PlanRequest,
     mut node: NodeConfiguration,
@@ -231,7 +231,7 @@ fn plan(
     Ok(plan)
 }
 
-/// Sets the ranges of the default network, which the agent does not know. The label remains the agent's.
+/// Sets the default network's ranges, which the agent does not know. The label stays the one that the agent chose.
 fn set_default_ranges(plan: &mut Plan, default: Usable) -> Result<BTreeMap<String, String>, Error> {
     let Some(delegate) = plan.delegates.iter_mut().find(|delegate| delegate.role == Role::Default) else {
         return Err(Error::internal("the agent's plan has no default network"));
@@ -244,7 +244,7 @@ fn set_default_ranges(plan: &mut Plan, default: Usable) -> Result<BTreeMap<Strin
     Ok(BTreeMap::from([(delegate.ifname.to_string(), default.label)]))
 }
 
-/// Sets the ranges of a stored network.
+/// Sets a stored network's ranges.
 fn set_ranges(delegate: &mut Delegate, usable: &Usable) -> Result<(), Error> {
     match usable.ranges.as_slice() {
         [] => Ok(()),
@@ -252,7 +252,7 @@ fn set_ranges(delegate: &mut Delegate, usable: &Usable) -> Result<(), Error> {
     }
 }
 
-/// Sets the label and the ranges of the network, and the parameters of the sandbox.
+/// Sets the network's label and ranges, and the sandbox's parameters.
 fn apply(delegate: &mut Delegate, requested: RequestedNetwork) -> Result<(), Error> {
     let RequestedNetwork { interface: _, usable, parameters, is_default } = requested;
     set_ranges(delegate, &usable)?;
@@ -266,7 +266,7 @@ fn apply(delegate: &mut Delegate, requested: RequestedNetwork) -> Result<(), Err
     Ok(())
 }
 
-/// Requires the requested addresses in the result.
+/// Requires the result to contain the requested addresses.
 fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result<(), Error> {
     let illegal = |why: &str| Error::key(capability, value.get(), why);
     match capability {
@@ -288,7 +288,7 @@ fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result
     Ok(())
 }
 
-/// Requests a plan from the agent, with the default network in the configuration. A refusal has the agent's trace.
+/// Requests a plan from the agent, with the default network in the configuration. A refusal carries the agent's trace.
 async fn relay_plan(agent: &Path, request: &PlanRequest, default: &Usable) -> Result<Planned, Refusal> {
     let mut configuration = Object::parse(request.node.configuration.get().as_bytes(), "configuration")?;
     configuration.banish("clusterNetwork");
@@ -306,7 +306,7 @@ async fn relay_plan(agent: &Path, request: &PlanRequest, default: &Usable) -> Re
     }
 }
 
-/// Sends a request to the agent; returns its response, and the connection.
+/// Sends a request to the agent; returns the response and the open connection.
 async fn relay(agent: &Path, request: &AgentRequest) -> Result<(Response, UnixStream), Error> {
     let exchange = async {
         let connected = UnixStream::connect(agent).await;

@@ -1,8 +1,9 @@
 //! Networks that a sandbox requests, in its configuration or in an annotation: validated, with all defaults applied.
 //!
-//! - Every refusal comes before the runtime receives the request.
-//! - An annotation cannot name devices or ranges: the author of a pod writes it, and could name those of another pod.
-//! - The resolved attachments travel through the runtime in another annotation, which clients must not set and do not see.
+//! - Invalid requests are rejected before the runtime receives them.
+//! - An annotation cannot name devices or ranges, because the pod's author writes it and could name another pod's.
+//! - The resolved attachments travel through the runtime in a second annotation, which clients must not set and never
+//!   see.
 //!
 //! Source: «CRI Network API», «Defaulting and initialization».
 
@@ -30,24 +31,24 @@ pub(crate) const ATTACHMENTS: &str = "weft.dev/attachments";
 /// Interface that every sandbox has.
 pub(crate) const PRIMARY: &str = "eth0";
 
-/// Largest number of networks of a sandbox.
+/// Maximum number of networks in a sandbox.
 const NETWORKS_MAX: usize = 32;
-/// Largest annotation in bytes.
+/// Maximum annotation in bytes.
 const ANNOTATION_MAX: usize = 256 << 10;
 
-/// Attachment of a sandbox.
+/// Resolved attachment for a sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Attachment {
-    /// Interface.
+    /// Interface name in the sandbox.
     pub(crate) interface: IfName,
-    /// Network, by the name that the sandbox used.
+    /// Network, under the name that the sandbox used.
     pub(crate) network: String,
     /// Parameters by capability.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) parameters: BTreeMap<String, Box<RawValue>>,
 }
 
-/// Attachment in the annotation of a person: values are JSON.
+/// Attachment in an annotation that a person wrote: values are JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Annotated<V = Box<RawValue>> {
@@ -65,7 +66,7 @@ struct Source {
     asked: Vec<(String, String, BTreeMap<String, Box<RawValue>>)>,
 }
 
-/// Returns the attachments that a sandbox requests; none means the default network.
+/// Resolves the attachments that a sandbox requests; an empty list means the default network.
 pub(crate) fn attachments(config: &PodSandboxConfig, networks: &Networks) -> Result<Vec<Attachment>, Status> {
     if config.annotations.contains_key(ATTACHMENTS) {
         let why = format!(
@@ -94,7 +95,7 @@ pub(crate) fn attachments(config: &PodSandboxConfig, networks: &Networks) -> Res
     Ok(attachments)
 }
 
-/// Parses the name of a network at `path`.
+/// Parses the network name at `path`.
 fn name(written: &str, path: &str) -> Result<Name, Status> {
     if written.is_empty() {
         return Err(fault(path, written, "names no network"));
@@ -143,7 +144,8 @@ fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
     }
 }
 
-/// Decodes the annotation at `at`. Values of parameters keep their exact text, which the decoder that knows paths cannot.
+/// Decodes the annotation at `at`. It is decoded twice: only the strict decoder reports paths, but it does not keep the
+/// exact text of parameter values.
 fn annotated(at: &str, text: &str) -> Result<Vec<Annotated>, Status> {
     let _: Vec<Annotated<Value>> = fold::strict_from_slice(text.as_bytes(), at)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -151,8 +153,9 @@ fn annotated(at: &str, text: &str) -> Result<Vec<Annotated>, Status> {
     serde_json::from_str(text).map_err(|cause| fault(at, text, why(cause)))
 }
 
-/// Refuses devices and ranges in an annotation. The author of a pod writes the annotation and the kubelet passes it on, so it
-/// could name any device of the node, another pod's too, and any range. A client sets the pod's own in the field.
+/// Rejects devices and ranges in an annotation. The pod's author writes the annotation and the kubelet passes it on, so
+/// it could name any device on the node, even another pod's, and any range. A CRI client can set them in the field
+/// instead.
 fn refuse_assigned_parameters(at: &str, asked: &[Annotated]) -> Result<(), Status> {
     for (index, one) in asked.iter().enumerate() {
         for key in [DEVICE_ID, IP_RANGES] {
@@ -165,7 +168,7 @@ fn refuse_assigned_parameters(at: &str, asked: &[Annotated]) -> Result<(), Statu
     Ok(())
 }
 
-/// Returns the name of each interface: as requested, else `eth0` for the first and `net1`, `net2`, … for the others.
+/// Assigns interface names: as requested, otherwise `eth0` for the first network and `net1`, `net2`, … for the others.
 fn interfaces<'a>(path: &str, asked: impl Iterator<Item = &'a str> + Clone) -> Result<Vec<IfName>, Status> {
     let mut taken: BTreeSet<String> = BTreeSet::new();
     for (index, name) in asked.clone().enumerate().filter(|(_, name)| !name.is_empty()) {

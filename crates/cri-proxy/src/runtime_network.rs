@@ -1,10 +1,10 @@
-//! CNI configuration list through which the runtime calls the meta-plugin, one file in the runtime's directory. The
-//! meta-plugin then requests plans from the proxy.
+//! Writes the CNI configuration list through which the runtime calls the meta-plugin, as one file in the runtime's
+//! directory. The meta-plugin then requests its plans from the proxy.
 //!
-//! - The file is written in the same directory under a name that no runtime loads, and renamed. (Runtimes do not notice a
-//!   file that is moved from another directory.)
+//! - The file is first written in the same directory, under a name that no runtime loads, and then renamed. Runtimes
+//!   would not notice a file that is moved in from another directory.
 //! - It stays when the proxy ends, because sandboxes are taken down through it.
-//! - The file of another project is not replaced.
+//! - If the file belongs to another project, it is not replaced.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -21,34 +21,34 @@ use cri::messages::StatusRequest;
 use cri::runtime_status::{ListReport, STATUS, list_info, list_report};
 use cri::unix_service;
 
-/// Name of the file: it sorts first, and a runtime uses the first list.
+/// File name. It sorts first, because a runtime uses the first list.
 const FILE: &str = "00-weft.conflist";
-/// Temporary name: runtimes load files that end in `.conf`, `.conflist` or `.json`, hidden or not.
+/// Temporary file name. Runtimes load files that end in `.conf`, `.conflist` or `.json`, even hidden ones.
 const TEMPORARY: &str = ".00-weft.conflist.new";
-/// Name of the network.
+/// Network name in the list.
 pub const NAME: &str = npwg::configuration::PROXY_NETWORK;
-/// CNI version, which runtimes of CNI 1.0.0 and 1.1.0 support.
+/// CNI version that runtimes with CNI 1.0.0 and with 1.1.0 support.
 const VERSION: &str = "1.0.0";
 
-/// Time within which a runtime reads a new list.
+/// Time within which a runtime loads a new list.
 const READ_MAX: Duration = Duration::from_secs(5);
-/// Interval of the checks whether the runtime has read the list, and timeout of a check.
+/// Interval between checks whether the runtime has loaded the list, and timeout for one check.
 const LOOK_PERIOD: Duration = Duration::from_secs(30);
 
-/// Values of the list.
+/// Values to write into the list.
 #[derive(Clone, Copy, Debug)]
 pub struct RuntimeNetwork<'a> {
     /// Socket for plan requests.
     pub socket: &'a Path,
-    /// Directory of the journal.
+    /// Journal directory.
     pub journal: &'a Path,
-    /// Directories of plugins, separated by colons.
+    /// Plugin directories, separated by colons.
     pub plugins: &'a str,
-    /// Whether network policies are enforced on the node.
+    /// Whether network policies are enforced on this node.
     pub network_policies: bool,
 }
 
-/// Writes the list, unless it is up to date.
+/// Writes the list unless it is up to date.
 pub fn write(directory: &Path, values: &RuntimeNetwork<'_>) -> Result<(), Failure> {
     let path = directory.join(FILE);
     let _ = fs::remove_file(directory.join(TEMPORARY));
@@ -93,11 +93,11 @@ fn list(values: &RuntimeNetwork<'_>) -> Value {
         "name": NAME,
         "plugins": [{
             "type": "weft",
-            // Never read: the proxy names the network in the plan.
+            // Never read, because the proxy names the network in the plan.
             "clusterNetwork": "default",
             "agentSocket": socket,
             "cniDir": journal,
-            // As in CNI_PATH: the meta-plugin searches it before the runtime's directories.
+            // As with CNI_PATH, the meta-plugin searches these before the runtime's directories.
             "binDir": directories.join(":"),
             "networkPolicies": network_policies,
             "capabilities": {
@@ -111,7 +111,7 @@ fn list(values: &RuntimeNetwork<'_>) -> Value {
     })
 }
 
-/// Warns when the runtime reports that it has not read the list, and logs when it has; never ends.
+/// Warns when the runtime reports that it has not loaded the list, and logs when it has; never returns.
 pub async fn follow(runtime: PathBuf, directory: PathBuf) {
     let mut before = true;
     let mut wait = READ_MAX;

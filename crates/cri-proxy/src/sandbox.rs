@@ -1,7 +1,7 @@
-//! Check of the runtime's response for a sandbox that requested networks: the journal must contain the sandbox.
+//! Checks the runtime's response for a sandbox that requested networks: the journal must contain the sandbox.
 //!
-//! A runtime that does not call the proxy's list ignores the requested networks. A sandbox that it created without them is
-//! removed again, even if its client has disconnected, and the call is refused.
+//! A runtime that does not call the proxy's list ignores the requested networks. If it created a sandbox without them,
+//! the proxy removes the sandbox again and rejects the call, even if the client has disconnected by then.
 //!
 //! Source: CRI `runtime.v1`, RunPodSandbox.
 
@@ -23,8 +23,8 @@ use cri::messages::PodSandboxId;
 use cri::unix_service::with_sources;
 use node_support::journal_reader::Journal;
 
-/// Returns the response unchanged, if the journal contains the sandbox. `service` is the path of the runtime's methods,
-/// `directory` the CNI directory with the proxy's list.
+/// Returns the response unchanged if the journal contains the sandbox. `service` is the path prefix for the runtime's
+/// methods, `directory` the CNI directory that has the proxy's list.
 ///
 /// # Errors
 /// FAILED_PRECONDITION: the runtime does not call the proxy's list.
@@ -49,11 +49,11 @@ pub(super) async fn checked(
     Ok(Response::from_parts(parts, body.map_err(Cause::from).boxed_unsync()))
 }
 
-/// Returns the id of the sandbox in a response, if the journal does not contain it.
+/// Returns the sandbox id in a response if the journal does not contain it.
 fn missing_in_journal(answer: &Bytes, journal: &Journal) -> Option<String> {
     let id = PodSandboxId::decode(answer.get(PREFIX..)?).ok()?.id;
     let container = ContainerId::new(&id).ok()?;
-    // An unreadable entry was written by the meta-plugin, so the runtime did call it.
+    // The meta-plugin wrote the unreadable entry, so the runtime did call it.
     matches!(journal.entry(&container), Ok(None)).then_some(id)
 }
 
@@ -70,7 +70,7 @@ async fn remove_sandbox(
         directory.display()
     );
     warn!(sandbox = id, error = why, "sandbox created without its networks");
-    // The task continues if the client disconnects.
+    // The task goes on if the client disconnects.
     let removed = tokio::spawn(async move {
         let sandbox = PodSandboxId { id };
         for method in ["StopPodSandbox", "RemovePodSandbox"] {
@@ -85,7 +85,7 @@ async fn remove_sandbox(
     }
 }
 
-/// Sends a call to the runtime and ignores the content of its response.
+/// Calls the runtime and ignores what the response contains.
 async fn call(backend: &Backend, path: &str, sandbox: &PodSandboxId) -> Result<(), String> {
     let failed = |cause: &dyn std::error::Error| format!("{path}: {}", with_sources(cause));
     let body = Full::new(framed(&sandbox.encode_to_vec()).unwrap_or_default());

@@ -1,8 +1,8 @@
-//! Server for CRI clients: HTTP/2 on a Unix socket.
+//! Serves CRI clients: HTTP/2 on a Unix socket.
 //!
-//! - The numbers of clients and of calls of a client are bounded.
+//! - The number of clients is bounded, and so is the number of calls per client.
 //! - Data that a client does not read is not read from the runtime either.
-//! - On shutdown, calls in progress are finished and no others are accepted.
+//! - On shutdown, calls in progress are finished, and no new ones are accepted.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -21,13 +21,13 @@ use super::calls::{Calls, Client};
 use crate::authority_rewriting::RewrittenAuthority;
 use node_support::listener::Listener;
 
-/// Largest number of clients.
+/// Maximum number of clients.
 const CLIENTS_MAX: usize = 512;
-/// Largest number of concurrent calls of a client; HTTP/2 makes the client wait with further ones.
+/// Maximum number of concurrent calls per client; HTTP/2 makes the client wait with more.
 const CALLS_MAX: u32 = 256;
-/// Largest amount of unread data of a call, in bytes.
+/// Maximum amount of unread data per call, in bytes.
 const UNREAD_MAX: usize = 256 << 10;
-/// Timeout of calls in progress on shutdown.
+/// Time for which a shutdown waits for calls in progress.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// Serves clients until `end`.

@@ -1,9 +1,9 @@
-//! Unary gRPC messages of the calls that the proxy itself handles.
+//! Receives and sends unary gRPC messages, for the calls that the proxy itself handles.
 //!
-//! - A message is bounded in size and time.
-//! - Only a few messages above a small size are received at once, one for each client, so that a client with many incomplete
-//!   messages does not block others.
-//! - A compressed message is refused, which gRPC allows.
+//! - A message is bounded in size and in time.
+//! - Only a few large messages are received at once, and one per client, so that a client with many incomplete messages
+//!   cannot block the others.
+//! - Compressed messages are rejected, which gRPC allows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,16 +21,16 @@ use tonic::codegen::http::{HeaderValue, header};
 use super::backend::{Body, Cause};
 use crate::body_rewriting::{MESSAGE_MAX, PREFIX, framed};
 
-/// Largest message that is received without a slot, in bytes.
+/// Maximum message that is received without a slot, in bytes.
 const SMALL_MAX: usize = 64 << 10;
-/// Number of larger messages that are received at once, from all clients; from one client it is one.
+/// Number of larger messages received at once from all clients; each client may send one.
 const LARGE_AT_ONCE: usize = 4;
-/// Timeout for a message to arrive, without the wait for a slot.
+/// Time within which a message must arrive, not counting the wait for a slot.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest pause within a large message, because others may wait for its slot.
+/// Maximum pause within a large message, because others may be waiting for its slot.
 const STALL_MAX: Duration = Duration::from_secs(5);
 
-/// Receiver of the messages of one client.
+/// Receives one client's messages.
 #[derive(Debug)]
 pub(crate) struct MessageReceiver {
     all: Arc<Semaphore>,
@@ -44,16 +44,16 @@ pub(crate) fn room() -> Arc<Semaphore> {
 }
 
 impl MessageReceiver {
-    /// Returns the receiver of a new client.
+    /// Returns the receiver for a new client.
     pub(crate) fn within(room: &Arc<Semaphore>) -> MessageReceiver {
         MessageReceiver { all: Arc::clone(room), own: Semaphore::new(1), stall_max: STALL_MAX }
     }
 
-    /// Receives the message of a call.
+    /// Receives a call's message.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: malformed. RESOURCE_EXHAUSTED: too large. UNIMPLEMENTED: compressed. DEADLINE_EXCEEDED: it does not
-    /// arrive in time.
+    /// INVALID_ARGUMENT: malformed. RESOURCE_EXHAUSTED: too large. UNIMPLEMENTED: compressed. DEADLINE_EXCEEDED: it
+    /// does not arrive in time.
     pub(crate) async fn receive<B>(&self, mut body: B) -> Result<Bytes, Status>
     where
         B: HttpBody<Data = Bytes> + Unpin,
@@ -104,11 +104,14 @@ fn message(mut held: Bytes) -> Result<Bytes, Status> {
 }
 
 /// Decodes a message.
+///
+/// # Errors
+/// INVALID_ARGUMENT: malformed.
 pub(crate) fn decode<T: Message + Default>(bytes: &[u8]) -> Result<T, Status> {
     T::decode(bytes).map_err(|cause| Status::invalid_argument(format!("decode request: {cause}")))
 }
 
-/// Returns the response of a successful call.
+/// Returns the response for a successful call.
 pub(crate) fn reply(message: &impl Message) -> Response<Body> {
     let length = message.encoded_len();
     let framed = (length <= MESSAGE_MAX).then(|| framed(&message.encode_to_vec())).flatten();
@@ -171,7 +174,7 @@ mod tests {
         let message = MessageReceiver::within(&room).receive(whole).await.unwrap();
         assert_eq!(message.len(), LENGTH);
         assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
-        // Each is refused, one after the other, and releases its slot.
+        // Each is rejected, one after the other, and releases its slot.
         for (sender, half) in halves {
             let refused = half.await.unwrap().unwrap_err();
             assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);

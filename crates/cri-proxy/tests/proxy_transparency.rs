@@ -1,11 +1,12 @@
-//! Transparency of `weft cri-proxy`: random calls, messages, metadata and trailers that the proxy does not know pass
-//! unchanged.
+//! Proves that `weft cri-proxy` is transparent: random calls, messages, metadata and trailers that it does not know
+//! pass unchanged.
 //!
 //! ```text
 //!   the test ── HTTP/2 ── weft cri-proxy ── HTTP/2 ── a server that sends everything back
 //! ```
 //!
-//! `tests/containerd` tests the calls of a real runtime; no runtime answers calls that do not exist yet.
+//! `tests/containerd` covers the calls that a real runtime has. The server here is needed because no runtime answers
+//! calls that do not exist yet.
 //!
 //! Source: gRPC over HTTP/2.
 
@@ -31,7 +32,7 @@ use tokio::sync::mpsc;
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 type Sender = hyper::client::conn::http2::SendRequest<Body>;
 
-/// Proxy with a server behind it; both end with this value.
+/// Proxy with a server behind it; dropping this value ends both.
 struct Setting {
     directory: PathBuf,
     proxy: Child,
@@ -76,7 +77,7 @@ impl Drop for Setting {
     }
 }
 
-/// Serves connections; each response repeats the body as it arrives, then the metadata as trailers.
+/// Serves connections; each response repeats the body as it arrives, then sends the metadata back as trailers.
 async fn serve(listener: UnixListener) {
     while let Ok((stream, _)) = listener.accept().await {
         let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
@@ -98,7 +99,7 @@ fn echo(request: Request<Incoming>) -> Response<Body> {
     }
     trailers.insert("x-path", parts.uri.path().parse().expect("a path"));
     if parts.headers.contains_key("x-error") {
-        // An error without a message: headers that are trailers as well.
+        // An error without a message: the headers are also the trailers.
         let mut response = Response::new(Full::new(Bytes::new()).boxed_unsync());
         response.headers_mut().insert("grpc-status", "5".parse().expect("a code"));
         response.headers_mut().insert("grpc-message", "none of it".parse().expect("a text"));
@@ -107,7 +108,7 @@ fn echo(request: Request<Incoming>) -> Response<Body> {
     let (sender, receiver) = mpsc::channel::<Result<Frame<Bytes>, Infallible>>(4);
     tokio::spawn(async move {
         while let Some(Ok(frame)) = body.frame().await {
-            // The end of a request is an empty frame; in a response HTTP/2 limits the number of empty frames.
+            // A request ends with an empty frame, but HTTP/2 limits how many empty frames a response may have.
             if frame.data_ref().is_some_and(Bytes::is_empty) {
                 continue;
             }
@@ -129,7 +130,7 @@ fn received<T: Send + 'static>(receiver: mpsc::Receiver<T>) -> impl futures_util
     })
 }
 
-/// Call.
+/// Random call.
 #[derive(Clone, Debug)]
 struct Call {
     path: String,
@@ -144,7 +145,7 @@ fn call() -> impl Strategy<Value = Call> {
     let path = path.prop_filter("the proxy's own", move |path| {
         !own.contains(path.rsplit('/').next().unwrap_or_default())
     });
-    // Calls whose responses are decoded, with messages without the annotation, or malformed ones.
+    // Calls whose responses are decoded, with messages that lack the annotation or are malformed.
     let looked_at = prop::sample::select(vec![
         "PodSandboxStatus",
         "ListPodSandbox",
@@ -218,7 +219,7 @@ fn proxy_forwards_unknown_calls_messages_and_metadata_unchanged() {
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Returns a record of a message.
+/// Encodes a message record.
 fn record(number: u32, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for mut value in [u64::from(number) << 3 | 2, content.len() as u64] {
@@ -232,12 +233,12 @@ fn record(number: u32, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Returns an entry of a map from string to string in the field `number`.
+/// Encodes an entry for a `map<string, string>` in the field `number`.
 fn entry(number: u32, key: &str, value: &str) -> Vec<u8> {
     record(number, &[record(1, key.as_bytes()), record(2, value.as_bytes())].concat())
 }
 
-/// Returns a message with gRPC's prefix.
+/// Adds the gRPC prefix to a message.
 fn framed(message: &[u8]) -> Vec<u8> {
     let mut out = vec![0];
     out.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -273,7 +274,8 @@ fn proxy_removes_its_annotation_from_every_response() {
             let sandbox = |ours: &[u8]| {
                 let inner =
                     [&record(1, b"id")[..], ours, &entry(7, "mine", "1"), &record(number, &bytes)].concat();
-                // RunPodSandboxRequest and ListPodSandboxResponse; the attributes of stats are nested one level deeper.
+                // RunPodSandboxRequest and ListPodSandboxResponse; in stats, the attributes are nested one level
+                // deeper.
                 framed(&[record(1, &inner), record(number, &bytes)].concat())
             };
             let sent = sandbox(&ours);
@@ -312,12 +314,12 @@ fn proxy_passes_bidirectional_streams_large_messages_and_errors() {
         }
         drop(feed);
         assert!(answer.frame().await.expect("trailers").expect("trailers").is_trailers());
-        // 16 MiB, the limit of a runtime.
+        // 16 MiB, the limit in container runtimes.
         let large =
             Call { path: "/a.B/Large".into(), metadata: BTreeMap::new(), pieces: vec![vec![7; 16 << 20]] };
         let answer = sender.send_request(self::request(&large)).await.expect("an answer");
         assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes().len(), 16 << 20);
-        // An error without a message ends with its headers; Go clients require the flag on them.
+        // An error without a message ends with its headers, and Go clients require the flag on them.
         let mut failing = large;
         failing.pieces.clear();
         failing.metadata.insert("x-error".into(), "yes".into());

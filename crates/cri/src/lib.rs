@@ -1,4 +1,4 @@
-//! Client and messages of the Container Runtime Interface, and the CRI Network API.
+//! Client and messages for the Container Runtime Interface (CRI) and for the CRI Network API.
 
 #![forbid(unsafe_code)]
 

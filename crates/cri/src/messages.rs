@@ -1,5 +1,7 @@
-//! CRI messages with only the fields that the proxy reads. Messages of clients and of the runtime are decoded with these
-//! types, and never encoded from them.
+//! CRI messages, reduced to the fields that the proxy reads.
+//!
+//! Client and runtime messages are decoded into these types but never encoded from them, because fields that are
+//! missing here would be lost. [`crate::wire`] edits messages instead.
 //!
 //! Source: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
 
@@ -9,118 +11,118 @@ use prost::Message;
 
 use crate::network_api::SandboxNetwork;
 
-/// Field of `PodSandboxConfig` in `RunPodSandboxRequest`.
+/// Number of the `PodSandboxConfig` field in `RunPodSandboxRequest`.
 pub const CONFIG: u32 = 1;
-/// Field of the annotations in `PodSandboxConfig`.
+/// Number of the annotations field in `PodSandboxConfig`.
 pub const CONFIG_ANNOTATIONS: u32 = 7;
 
-/// Request of `RunPodSandbox`.
+/// Request to start a sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct RunPodSandboxRequest {
-    /// Configuration of the sandbox.
+    /// Sandbox configuration.
     #[prost(message, optional, tag = "1")]
     pub config: Option<PodSandboxConfig>,
 }
 
-/// Configuration of a pod sandbox.
+/// Configuration that the kubelet sends for a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxConfig {
-    /// Annotations.
+    /// Pod annotations; the kubelet passes all of them.
     #[prost(btree_map = "string, string", tag = "7")]
     pub annotations: BTreeMap<String, String>,
-    /// Part for Linux.
+    /// Settings that exist only on Linux.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPodSandboxConfig>,
-    /// Networks (CRI Network API).
+    /// Networks to attach (CRI Network API).
     #[prost(message, repeated, tag = "1001")]
     pub networks: Vec<SandboxNetwork>,
 }
 
-/// Part of a sandbox configuration for Linux.
+/// Sandbox settings that exist only on Linux.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxPodSandboxConfig {
-    /// Security context.
+    /// Security context, which contains the namespace modes.
     #[prost(message, optional, tag = "2")]
     pub security_context: Option<SecurityContext>,
 }
 
-/// Security context of a sandbox.
+/// Sandbox security context.
 #[derive(Clone, PartialEq, Message)]
 pub struct SecurityContext {
-    /// Namespaces.
+    /// Namespace modes.
     #[prost(message, optional, tag = "1")]
     pub namespace_options: Option<NamespaceOption>,
 }
 
-/// Namespaces of a sandbox.
+/// Namespace modes of a sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct NamespaceOption {
-    /// Network namespace; 2: the node's.
+    /// Network namespace mode; 2 (`NODE`) means that the pod uses the host network.
     #[prost(int32, tag = "1")]
     pub network: i32,
 }
 
 impl PodSandboxConfig {
-    /// Whether the sandbox uses the node's network.
+    /// Whether the sandbox uses the host network, so that no networks are attached to it.
     pub fn is_on_host(&self) -> bool {
         let context = self.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         context.and_then(|context| context.namespace_options.as_ref()).is_some_and(|named| named.network == 2)
     }
 }
 
-/// Status of a pod sandbox.
+/// Pod sandbox status.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxStatus {
-    /// Id.
+    /// Sandbox id that the runtime assigned.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// Annotations.
+    /// Annotations that the sandbox was created with.
     #[prost(btree_map = "string, string", tag = "8")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Further address of a pod sandbox.
+/// Additional pod address, besides the first one.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodIp {
-    /// Address.
+    /// IP address as text.
     #[prost(string, tag = "1")]
     pub ip: String,
-    /// Network of the address (CRI Network API).
+    /// Name of the network that the address belongs to (CRI Network API).
     #[prost(string, tag = "2")]
     pub network_name: String,
 }
 
-/// Condition of a runtime.
+/// Runtime condition, as in the `Status` response.
 #[derive(Clone, PartialEq, Message)]
 pub struct Condition {
-    /// Type.
+    /// Condition type, for example `NetworkReady`.
     #[prost(string, tag = "1")]
     pub kind: String,
-    /// Whether it is true.
+    /// Whether the condition is true.
     #[prost(bool, tag = "2")]
     pub holds: bool,
 }
 
-/// Response to `RunPodSandbox`, and request of `StopPodSandbox` and `RemovePodSandbox`.
+/// Sandbox id alone: the `RunPodSandbox` response, and the request for `StopPodSandbox` and `RemovePodSandbox`.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxId {
-    /// Id of the sandbox.
+    /// Sandbox id.
     #[prost(string, tag = "1")]
     pub id: String,
 }
 
-/// Request of `Status`.
+/// Request for the runtime status.
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusRequest {
-    /// Whether `info` is requested.
+    /// Whether the response should include `info`.
     #[prost(bool, tag = "1")]
     pub verbose: bool,
 }
 
-/// Response to `Status`, of which only `info` is read.
+/// `Status` response, reduced to `info`.
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusInfo {
-    /// Information for people, by name.
+    /// Runtime-specific text for people, by name.
     #[prost(btree_map = "string, string", tag = "2")]
     pub info: BTreeMap<String, String>,
 }

@@ -1,7 +1,7 @@
-//! Messages of the CRI Network API, as in `proto/podnetwork.proto`.
+//! CRI Network API messages, as in `proto/podnetwork.proto`.
 //!
-//! They are written with prost's derive; `tests` compares each field with the .proto. As JSON and YAML, for people, their
-//! fields have the names of the .proto.
+//! They use prost's derive macros, so that a build needs no protobuf compiler; `tests` compares every field with the
+//! .proto. As JSON and YAML, the fields have the names from the .proto.
 
 pub mod conflist;
 #[cfg(test)]
@@ -24,41 +24,41 @@ pub const LIST: &str = "/runtime.v1.RuntimeService/ListPodNetwork";
 /// Default socket of the CRI proxy.
 pub const PROXY_SOCKET: &str = "/run/weft/cri.sock";
 
-/// Name of the network in the directory of CNI configurations on disk.
+/// Name under which the proxy lists the network configured in the node's CNI directory.
 pub const FALLBACK: &str = "_fallback";
 
-/// Identity of a network.
+/// Identifies a network.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkMetadata {
-    /// Name; with `namespace`, sandboxes refer to it.
+    /// Network name; sandboxes refer to the network by `name`, or by `namespace/name`.
     #[prost(string, tag = "1")]
     pub name: String,
     /// Namespace; may be empty.
     #[prost(string, tag = "2")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Uid of the object; may be empty.
+    /// Uid of the Kubernetes object; may be empty.
     #[prost(string, tag = "3")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// Generation: an older one is refused; 0 writes unconditionally.
+    /// Generation. An older one than the stored one is rejected; 0 always overwrites.
     #[prost(uint32, tag = "4")]
     pub generation: u32,
 }
 
-/// Plugin of a network.
+/// Plugin in a network.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CniPlugin {
-    /// Name of its program.
+    /// Program name, for example `macvlan`.
     #[prost(string, tag = "1")]
     pub r#type: String,
-    /// Capabilities: the parameters that it takes from a sandbox.
+    /// Capabilities: the parameters that the plugin accepts from a sandbox, for example `ips`.
     #[prost(string, repeated, tag = "2")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<String>,
-    /// Its other fields: JSON text; other text is a string.
+    /// All other plugin fields. A value that is valid JSON is used as it is; any other text becomes a string.
     #[prost(btree_map = "string, string", tag = "3")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
@@ -68,46 +68,46 @@ pub struct CniPlugin {
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CniConfig {
-    /// Version of the CNI protocol.
+    /// CNI version, for example `1.1.0`.
     #[prost(string, tag = "1")]
     pub cni_version: String,
-    /// CNI name; empty: `metadata.name`.
+    /// CNI network name; `metadata.name` if empty.
     #[prost(string, tag = "2")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_name: String,
-    /// Whether CHECK is disabled.
+    /// Whether CHECK is disabled for this network.
     #[prost(bool, tag = "3")]
     pub disable_check: bool,
-    /// Plugins, in order.
+    /// Plugins in the order in which ADD executes them.
     #[prost(message, repeated, tag = "4")]
     pub plugins: Vec<CniPlugin>,
 }
 
-/// Addresses of a network.
+/// Address range for a network.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IpRange {
-    /// Prefix.
+    /// Range as a prefix, for example `10.1.0.0/24`.
     #[prost(string, tag = "1")]
     pub cidr: String,
 }
 
-/// Configuration of a network.
+/// Network configuration.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkConfig {
-    /// Identity.
+    /// Name, namespace, uid and generation.
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<NetworkMetadata>,
-    /// Ranges for plugins that declare `ipRanges`.
+    /// Ranges for plugins that declare the `ipRanges` capability.
     #[prost(message, repeated, tag = "2")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ip_ranges: Vec<IpRange>,
-    /// Type; 0: CNIv1.
+    /// Network type; 0 (CNIv1) is the only one.
     #[prost(int32, tag = "3")]
     #[serde(skip_serializing_if = "is_zero")]
     pub network_type: i32,
-    /// Configuration list.
+    /// Configuration list to execute.
     #[prost(message, optional, tag = "4")]
     pub cniv1_config: Option<CniConfig>,
 }
@@ -122,7 +122,7 @@ fn is_false(truth: &bool) -> bool {
     !truth
 }
 
-/// Request of `SetPodNetwork`.
+/// Request to create or replace a network.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct SetRequest {
     /// Network to store.
@@ -130,7 +130,7 @@ pub struct SetRequest {
     pub config: Option<NetworkConfig>,
 }
 
-/// Response to `SetPodNetwork`.
+/// Response with the stored network.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct SetReply {
     /// Network as stored.
@@ -138,48 +138,48 @@ pub struct SetReply {
     pub network: Option<Network>,
 }
 
-/// Request of `RemovePodNetwork`.
+/// Request to remove a network.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct RemoveRequest {
-    /// Network to remove; a uid, if given, must match.
+    /// Network to remove; if a uid is given, it must match the stored one.
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<NetworkMetadata>,
-    /// Whether a network in use is removed with its last sandbox and accepts no new one.
+    /// Whether to drain a network that is in use: it accepts no new sandbox and is removed with the last one.
     #[prost(bool, tag = "2")]
     pub drain: bool,
 }
 
-/// Empty message.
+/// Empty message, for requests and responses without fields.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Empty {}
 
-/// Status of a network.
+/// Network status.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct NetworkStatus {
-    /// Whether sandboxes can be attached and detached.
+    /// Whether sandboxes can be attached and detached; false, for example, if a plugin is not installed.
     #[prost(bool, tag = "1")]
     pub sandbox_management: bool,
-    /// Whether attached sandboxes are unchanged.
+    /// Whether all attached sandboxes still match their attachments (no drift).
     #[prost(bool, tag = "2")]
     pub connectivity: bool,
-    /// Whether the network is removed with its last sandbox.
+    /// Whether the network is draining: it is removed with its last sandbox.
     #[prost(bool, tag = "1001")]
     #[serde(skip_serializing_if = "is_false")]
     pub draining: bool,
 }
 
-/// Network with its status.
+/// Network and its status.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Network {
     /// Configuration as stored.
     #[prost(message, optional, tag = "1")]
     pub config: Option<NetworkConfig>,
-    /// Status.
+    /// Current status.
     #[prost(message, optional, tag = "2")]
     pub status: Option<NetworkStatus>,
 }
 
-/// Response to `ListPodNetwork`.
+/// Response with all networks.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ListReply {
     /// All networks.
@@ -187,38 +187,38 @@ pub struct ListReply {
     pub networks: Vec<Network>,
 }
 
-/// Network of a sandbox, in `PodSandboxConfig.networks`.
+/// Network that a sandbox requests, in `PodSandboxConfig.networks`.
 #[derive(Clone, PartialEq, Eq, Message, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SandboxNetwork {
-    /// Interface; empty: `eth0` for the first, `net1`, `net2`, … for the others.
+    /// Interface name; if empty, `eth0` for the first network and `net1`, `net2`, … for the others.
     #[prost(string, tag = "1")]
     pub interface_name: String,
-    /// Network: `name` or `namespace/name`.
+    /// Network to attach: `name` or `namespace/name`.
     #[prost(string, tag = "2")]
     pub network_name: String,
-    /// Values for capabilities of its plugins: JSON text; other text is a string.
+    /// Values for plugin capabilities. A value that is valid JSON is used as it is; any other text becomes a string.
     #[prost(btree_map = "string, string", tag = "3")]
     pub parameters: BTreeMap<String, String>,
 }
 
-/// Name of a network for sandboxes: `name` or `namespace/name`.
+/// Network name as sandboxes write it: `name` or `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     /// Namespace; may be empty.
     pub namespace: String,
-    /// Name; not empty.
+    /// Network name; never empty.
     pub name: String,
 }
 
 impl Name {
-    /// Parses the name as a sandbox writes it.
+    /// Parses a name in the form that sandboxes use.
     pub fn read(text: &str) -> Name {
         let (namespace, name) = text.split_once('/').unwrap_or(("", text));
         Name { namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
-    /// Returns the name of a network.
+    /// Returns the name under which sandboxes find this network.
     pub fn of(metadata: &NetworkMetadata) -> Name {
         Name { namespace: metadata.namespace.clone(), name: metadata.name.clone() }
     }

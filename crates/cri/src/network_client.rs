@@ -1,4 +1,4 @@
-//! Client of the CRI Network API, for `weft network` and `weft agent --sync-networks`.
+//! CRI Network API client, for `weft network` and `weft agent --sync-networks`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,21 +19,21 @@ use crate::network_api::{
     SetRequest,
 };
 
-/// Largest response in bytes, as large as a runtime's.
+/// Maximum response in bytes; container runtimes use the same limit.
 const ANSWER_MAX: usize = 16 << 20;
-/// Timeout of a response, which may have to wait for plugins.
+/// Timeout for a response. It is long, because the proxy may have to wait for plugins.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Connection to a runtime's socket, or to the proxy in front of it.
+/// Connection to a runtime socket, or to the proxy in front of it.
 #[derive(Clone, Debug)]
 pub struct Client(Channel);
 
-/// Handling of a network in use that is to be removed.
+/// Whether to remove a network that is still in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InUse {
     /// The request fails.
     Refused,
-    /// The network is removed with its last sandbox.
+    /// The network drains: it is removed with its last sandbox.
     Drained,
 }
 
@@ -52,29 +52,29 @@ impl Client {
         })
     }
 
-    /// Creates or replaces a network; returns it as stored.
+    /// Creates or replaces a network, and returns it as stored.
     pub async fn set(&self, config: NetworkConfig) -> Result<Network, Status> {
         let reply: SetReply = self.call(SET, SetRequest { config: Some(config) }).await?;
         Ok(reply.network.unwrap_or_default())
     }
 
-    /// Removes a network; a missing one is no error.
+    /// Removes a network; a missing network is not an error.
     pub async fn remove(&self, metadata: NetworkMetadata, in_use: InUse) -> Result<(), Status> {
         let request = RemoveRequest { metadata: Some(metadata), drain: in_use == InUse::Drained };
         self.call::<_, Empty>(REMOVE, request).await.map(|Empty {}| ())
     }
 
-    /// Returns all networks.
+    /// Lists all networks.
     pub async fn list(&self) -> Result<Vec<Network>, Status> {
         Ok(self.call::<_, ListReply>(LIST, Empty {}).await?.networks)
     }
 
-    /// Checks that the runtime behind a proxy answers, by a request of its version.
+    /// Checks that the runtime behind a proxy answers, by asking for its version.
     pub async fn reach_runtime(&self) -> Result<(), Status> {
         self.call::<_, Empty>("/runtime.v1.RuntimeService/Version", Empty {}).await.map(|Empty {}| ())
     }
 
-    /// Returns the runtime's report on the CNI network `name`; `None` if it does not report the lists that it has read.
+    /// Returns whether the runtime has read the CNI network `name`; `None` if the runtime does not report this.
     pub async fn runtime_lists(&self, name: &str) -> Option<ListReport> {
         let request = StatusRequest { verbose: true };
         let status = self.call::<_, StatusInfo>(STATUS, request).await;

@@ -1,10 +1,11 @@
-//! Sandboxes that the container runtime lists. For a journal entry that the runtime does not list, no DEL will ever come.
+//! Tracks which sandboxes the container runtime lists. A journal entry that the runtime does not list never gets a DEL.
 //!
-//! This happens if a runtime loses its state and its pods continue in new sandboxes. The list is read only if an option
-//! requests it, because access to the socket of a runtime is access to the whole node.
+//! This happens, for example, when a runtime loses its state and the pods continue in new sandboxes. weft reads the
+//! list only if an option asks for it, because access to a runtime socket means access to the whole node.
 //!
-//! - While the runtime does not answer, every sandbox counts as present.
-//! - A sandbox is absent only as of a certain list, because a runtime lists a sandbox after its creation.
+//! - While the runtime does not answer, every sandbox is treated as present.
+//! - A sandbox that is missing from a list was absent when that list was started; it may have been created since,
+//!   because a runtime lists a sandbox only after creating it.
 //!
 //! Source: CRI `runtime.v1`, ListPodSandbox.
 
@@ -21,20 +22,20 @@ use tracing::{info, warn};
 use crate::unix_service::{self, CallError};
 use crate::wire;
 
-/// Shortest interval between two lists.
+/// Minimum interval between two lists.
 const LIST_MIN: Duration = Duration::from_secs(1);
-/// Longest interval between two lists.
+/// Maximum interval between two lists.
 const LIST_MAX: Duration = Duration::from_secs(30);
-/// Timeout of a list.
+/// Timeout for one list.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const LIST: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
 
 #[derive(Clone, PartialEq, Message)]
 struct ListRequest {}
 
-/// Field `items` of a ListPodSandboxResponse.
+/// Number of the `items` field in ListPodSandboxResponse.
 const ITEMS: u32 = 1;
-/// Largest number of sandboxes in a list; nodes have some hundreds.
+/// Maximum number of sandboxes in a list; real nodes have a few hundred.
 const SANDBOXES_MAX: usize = 1 << 16;
 
 #[derive(Clone, PartialEq, Message)]
@@ -43,27 +44,27 @@ struct PodSandbox {
     id: String,
 }
 
-/// Last list of the runtime.
+/// Most recent sandbox list from the runtime.
 #[derive(Debug, Default)]
 pub struct RuntimeSandboxes(Mutex<Lists>);
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// Start of the last list that succeeded; `None` if the last one failed.
+    /// When the last successful list was started; `None` if the latest attempt failed.
     at: Option<Instant>,
     listed: BTreeSet<String>,
-    /// Sandboxes that were listed before and are not now.
+    /// Sandboxes that an earlier list contained and the current one does not.
     missed: BTreeSet<String>,
 }
 
-/// Presence of a sandbox in the runtime.
+/// Whether the runtime knows a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The runtime lists it, or does not answer.
     Present,
-    /// The runtime did not list it at this time, and never before.
+    /// The list started at this time does not contain it, nor does any earlier one.
     NeverSeen(Instant),
-    /// The runtime listed it before, and did not at this time.
+    /// An earlier list contained it, but the one started at this time does not.
     Missed(Instant),
 }
 
@@ -74,7 +75,7 @@ impl RuntimeSandboxes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the presence of a container.
+    /// Returns whether the runtime lists a container's sandbox.
     pub fn presence(&self, container: &str) -> Presence {
         let lists = self.lists();
         match lists.at {
@@ -85,7 +86,7 @@ impl RuntimeSandboxes {
         }
     }
 
-    /// Records a list that was started `at`; `None` if the runtime did not answer.
+    /// Records the list that was started `at`; `None` if the runtime did not answer.
     pub(crate) fn record(&self, at: Instant, listed: Option<BTreeSet<String>>) {
         let mut lists = self.lists();
         let Some(listed) = listed else {
@@ -98,13 +99,13 @@ impl RuntimeSandboxes {
         lists.at = Some(at);
     }
 
-    /// Forgets the missed sandboxes that are not in use any more.
+    /// Forgets missed sandboxes that no journal entry refers to any more.
     pub fn retain(&self, wanted: impl Fn(&str) -> bool) {
         self.lists().missed.retain(|container| wanted(container));
     }
 }
 
-/// Lists the sandboxes periodically and never ends; at least four times within `grace`.
+/// Lists the sandboxes periodically, at least four times within `grace`; never returns.
 pub async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes>) {
     let mut ticks = interval((grace / 4).clamp(LIST_MIN, LIST_MAX));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -125,22 +126,22 @@ pub async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes
     }
 }
 
-/// Failure of a list of the runtime's sandboxes.
+/// Error while listing the sandboxes.
 #[derive(Debug, Error)]
 enum ListError {
     /// The runtime did not answer in time.
     #[error("no response within {} s", TIMEOUT.as_secs())]
     Late,
-    /// The runtime cannot be reached, or refuses.
+    /// The runtime cannot be reached, or it rejects the request.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The response is malformed.
+    /// The response is not a protobuf message.
     #[error("malformed response")]
     Malformed,
-    /// A sandbox in the response is malformed.
+    /// A sandbox in the response cannot be decoded.
     #[error("{0}")]
     Sandbox(DecodeError),
-    /// The response has more sandboxes than a node can have.
+    /// The response has more sandboxes than any node can run.
     #[error("more than {SANDBOXES_MAX} sandboxes")]
     TooMany,
 }
@@ -151,7 +152,7 @@ async fn list(socket: &Path) -> Result<BTreeSet<String>, ListError> {
     ids(&response)
 }
 
-/// Returns the ids of the sandboxes in a response.
+/// Extracts the sandbox ids from a response.
 fn ids(response: &[u8]) -> Result<BTreeSet<String>, ListError> {
     let mut listed = BTreeSet::new();
     for record in wire::records(response) {
@@ -204,7 +205,7 @@ mod tests {
             (sandboxes.presence("a"), sandboxes.presence("b")),
             (Presence::Present, Presence::Present)
         );
-        // Sandboxes listed before the outage are missed.
+        // Sandboxes listed before the outage count as missed.
         let later = at + Duration::from_secs(1);
         sandboxes.record(later, listed(&["b"]));
         assert_eq!(

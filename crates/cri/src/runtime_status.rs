@@ -1,4 +1,4 @@
-//! Status of a container runtime: the CNI configuration lists that it has read, and their directory.
+//! Reads from the runtime status which CNI configuration lists the runtime has loaded, and from which directory.
 //!
 //! Source: CRI `runtime.v1`, Status; the verbose `info` of containerd.
 
@@ -10,20 +10,20 @@ use serde_json::Value;
 use super::messages::StatusInfo;
 use super::wire;
 
-/// Method that returns the status of a runtime.
+/// Method that returns the runtime status.
 pub const STATUS: &str = "/runtime.v1.RuntimeService/Status";
-/// Field of containerd's verbose `info` with the lists that it has read.
+/// Key in containerd's verbose `info` that holds the loaded lists.
 const LISTS: &str = "cniconfig";
-/// Report of a runtime on a CNI configuration list.
+/// Whether the runtime has loaded a CNI configuration list, and from where it loads lists.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ListReport {
-    /// Whether the runtime has read the list.
+    /// Whether the runtime has loaded the list.
     pub is_read: bool,
-    /// Directory from which the runtime reads lists.
+    /// Directory from which the runtime loads lists, for example `/etc/cni/net.d`.
     pub directory: String,
 }
 
-/// Returns the field of the verbose `info` with the lists; others are not decoded, because there may be any number.
+/// Decodes only the `info` entry with the lists. The other entries are skipped, because their number is not bounded.
 pub fn list_info(answer: &[u8]) -> StatusInfo {
     let mut key = Vec::new();
     wire::push(&mut key, 1, LISTS.as_bytes());
@@ -32,7 +32,7 @@ pub fn list_info(answer: &[u8]) -> StatusInfo {
     entry.and_then(|entry| StatusInfo::decode(entry.whole).ok()).unwrap_or_default()
 }
 
-/// Returns the runtime's report on the network `name`, from the `info` of its status; `None` if it reports no lists.
+/// Returns the report about the network `name` from a status `info`; `None` if the runtime reports no lists.
 pub fn list_report(info: &BTreeMap<String, String>, name: &str) -> Option<ListReport> {
     let lists: Value = serde_json::from_str(info.get(LISTS)?).ok()?;
     let networks = lists.get("Networks")?.as_array();
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(none, Some(ListReport { is_read: false, directory: directory() }));
         let unknown = [BTreeMap::new(), info("{")].map(|info| list_report(&info, "weft-cri"));
         assert_eq!(unknown, [None, None]);
-        // The field is found among others.
+        // The entry must be found among others.
         let mut answer = StatusInfo { info: info("[]") }.encode_to_vec();
         wire::push(&mut answer, 2, &wire::entry("config", LISTS));
         assert_eq!(list_info(&answer).info, info("[]"));

@@ -1,9 +1,9 @@
-//! Single gRPC calls to a service of this node on a Unix socket: the kubelet, the container runtime.
+//! Makes single gRPC calls to a service on this node's Unix sockets: the kubelet, the container runtime.
 //!
-//! - Each call has its own connection, because calls are rare and either side may be restarted.
-//! - A response is bounded and not decoded: an empty message has two bytes on the wire and a hundred in memory. The caller
-//!   decodes only the records that it needs.
-//! - The caller sets a timeout.
+//! - Each call opens a new connection, because calls are rare and either side may restart in between.
+//! - A response is bounded but not decoded. An empty message takes two bytes on the wire and a hundred in memory, so
+//!   the caller decodes only the records that it needs.
+//! - The caller must set a timeout.
 
 use std::path::Path;
 
@@ -17,35 +17,35 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Largest response in bytes.
+/// Maximum response in bytes.
 const ANSWER_MAX: usize = 16 << 20;
 
-/// Codec of messages that are already encoded.
+/// Codec for messages that are already encoded.
 #[derive(Clone, Copy, Debug)]
 struct Encoded;
 
-/// Failure of a call.
+/// Error from a call.
 #[derive(Debug, Error)]
 pub enum CallError {
-    /// The service did not answer on its socket.
+    /// Nothing answers on the socket.
     #[error("{}", with_sources(.0))]
     Connect(tonic::transport::Error),
-    /// The service refused the request, or its response could not be received.
+    /// The service rejected the request, or the response could not be received.
     #[error("{}", .0.message())]
     Refused(Status),
 }
 
-/// Calls the method `path`, `/package.Service/Method`; returns the encoded response.
+/// Calls the method `path`, which has the form `/package.Service/Method`, and returns the encoded response.
 ///
 /// # Errors
-/// There is no connection to the service, or it refused the request.
+/// The service cannot be reached, or it rejects the request.
 pub async fn call(socket: &Path, path: &'static str, request: &impl Message) -> Result<Bytes, CallError> {
     let socket = socket.to_owned();
     let connect = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    // The host name is not used: the connector knows the socket.
+    // The host name is unused, because the connector already knows the socket.
     let endpoint = Endpoint::from_static("http://localhost");
     let channel: Channel = endpoint.connect_with_connector(connect).await.map_err(CallError::Connect)?;
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_MAX);
@@ -55,7 +55,7 @@ pub async fn call(socket: &Path, path: &'static str, request: &impl Message) -> 
     response.map(tonic::Response::into_inner).map_err(CallError::Refused)
 }
 
-/// Returns the messages of an error and its causes.
+/// Joins an error's message with those of its causes.
 pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,33 +1,34 @@
-//! Editor of protobuf messages without their schema: unedited records are copied byte for byte.
+//! Edits protobuf messages without knowing their schema; every other record is copied byte for byte.
 //!
-//! A record is kept, dropped or replaced as a whole. Bytes that are not a message are left unchanged. Embedded messages merge
-//! and repeated fields concatenate, so a field is added by appending a record.
+//! A record is kept, dropped or replaced as a whole, and bytes that are not a valid message are left alone. To add a
+//! field, append a record: protobuf merges embedded messages and concatenates repeated fields.
 //!
 //! Source: Protocol Buffers, «Encoding».
 
-/// Deepest nesting of messages that is searched.
+/// Maximum depth at which nested messages are searched; the input is untrusted.
 const DEPTH_MAX: usize = 8;
 
-/// Record of a message.
+/// One record in a message: a field with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     /// Field number.
     pub number: u32,
-    /// Bytes of the record, key and length included.
+    /// Whole record, including key and length.
     pub whole: &'a [u8],
-    /// Content of a record with a length.
+    /// Content, for record types that have a length; `None` for numbers.
     pub content: Option<&'a [u8]>,
 }
 
-/// Error of bytes that are not a message.
+/// Error for bytes that are not a protobuf message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Iterator over the records of a message.
+/// Iterator over a message's records.
 #[derive(Debug)]
 pub struct Records<'a>(&'a [u8]);
 
-/// Returns the records of a message lazily, so that their number takes no memory. Ends after the first malformed record.
+/// Iterates over a message's records lazily, so that a message with millions of them takes no memory. Stops after the
+/// first malformed record.
 pub fn records(message: &[u8]) -> Records<'_> {
     Records(message)
 }
@@ -50,7 +51,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-/// Returns the first record of a message and the remaining bytes.
+/// Splits off the first record; returns it with the remaining bytes.
 fn first(message: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let (key, key_length) = varint(message)?;
     let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0)?;
@@ -65,7 +66,7 @@ fn first(message: &[u8]) -> Option<(Record<'_>, &[u8])> {
             (end, Some(rest.get(prefix..end)?))
         }
         5 => (4, None),
-        // Groups do not exist in proto3.
+        // Groups no longer exist in proto3.
         _ => return None,
     };
     let (whole, rest) = message.split_at_checked(key_length.checked_add(length)?)?;
@@ -91,20 +92,20 @@ fn push_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(u8::try_from(value).unwrap_or_default());
 }
 
-/// Appends a record with a length: a message or a string.
+/// Appends a record with a length, that is, a message or a string.
 pub fn push(out: &mut Vec<u8>, number: u32, content: &[u8]) {
     push_varint(out, u64::from(number) << 3 | 2);
     push_varint(out, content.len() as u64);
     out.extend_from_slice(content);
 }
 
-/// Appends a boolean, including `false`.
+/// Appends a boolean, even if it is `false`.
 pub fn push_bool(out: &mut Vec<u8>, number: u32, value: bool) {
     push_varint(out, u64::from(number) << 3);
     out.push(u8::from(value));
 }
 
-/// Returns an entry of a map from string to string.
+/// Returns an encoded entry for a `map<string, string>`.
 pub fn entry(key: &str, value: &str) -> Vec<u8> {
     let mut out = Vec::new();
     push(&mut out, 1, key.as_bytes());
@@ -112,7 +113,7 @@ pub fn entry(key: &str, value: &str) -> Vec<u8> {
     out
 }
 
-/// Whether a message contains these bytes.
+/// Whether the message contains these bytes anywhere.
 pub fn contains(message: &[u8], needle: &[u8]) -> bool {
     let Some(first) = needle.first() else { return true };
     let mut rest = message;
@@ -126,7 +127,7 @@ pub fn contains(message: &[u8], needle: &[u8]) -> bool {
     false
 }
 
-/// Returns the message with each record edited; `None` if it is malformed or nothing changes.
+/// Returns the message with each record edited by `each`; `None` if it is malformed or nothing changes.
 pub fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
     if records(message).any(|record| record.is_err()) {
         return None;
@@ -145,7 +146,8 @@ pub fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>
     changed.then_some(out)
 }
 
-/// Returns the message without the entry `key` of any map from string to string, at any depth; `None` if there is none.
+/// Returns the message without the entry `key`, removed from every `map<string, string>` at any depth; `None` if no map
+/// contains it.
 pub fn without_entry(message: &[u8], key: &str) -> Option<Vec<u8>> {
     let mut needle = Vec::new();
     push(&mut needle, 1, key.as_bytes());
@@ -168,7 +170,7 @@ fn strip(message: &[u8], needle: &[u8], depth: usize) -> Option<Vec<u8>> {
     })
 }
 
-/// Whether a record contains a key and a value, both strings, and nothing else.
+/// Whether a record looks like a map entry: a string key, a string value, and nothing else.
 fn is_entry(content: &[u8]) -> bool {
     records(content).take(3).count() <= 2
         && records(content).all(|record| {
@@ -182,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// Part of a message: random content, nested messages, and the entry to remove.
+    /// Part of a generated message: random content, nested messages, and the entry to remove.
     #[derive(Clone, Debug)]
     enum Part {
         Other(u32, Vec<u8>),
@@ -206,7 +208,7 @@ mod tests {
         })
     }
 
-    /// Returns the bytes of the parts that `keep` selects.
+    /// Encodes the parts that `keep` selects.
     fn bytes(parts: &[Part], keep: &dyn Fn(&Part) -> bool) -> Vec<u8> {
         let mut out = Vec::new();
         for part in parts.iter().filter(|part| keep(part)) {

@@ -1,5 +1,5 @@
-//! Tests of network writers that are cancelled or fail, and of files that are unreadable or too large. Each test has its own
-//! directory and a plugin program.
+//! Tests for network writers that are cancelled or fail, and for files that are unreadable or too large. Each test has
+//! its own directory and plugin program.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ fn network_generation_orders_writers_of_one_object() {
     assert_eq!(first.metadata.unwrap().generation, 1);
 }
 
-/// Directory with the files of a node, and a plugin that only reports its versions.
+/// Directory with a node's files, and a plugin that only reports versions.
 struct Place(PathBuf);
 
 impl Place {
@@ -73,7 +73,7 @@ impl Drop for Place {
     }
 }
 
-/// Returns a network of that plugin; `note` distinguishes contents.
+/// Returns a network that uses this plugin; `note` makes contents differ.
 fn noted(name: &str, note: u32) -> NetworkConfig {
     let mut config = config("", 0, "one");
     config.metadata.get_or_insert_default().name = name.to_owned();
@@ -87,7 +87,7 @@ fn metadata(name: &str) -> Option<NetworkMetadata> {
     Some(NetworkMetadata { name: name.to_owned(), ..NetworkMetadata::default() })
 }
 
-/// Asserts that the networks in memory equal those on disk.
+/// Asserts that memory and disk contain the same networks.
 fn assert_as_stored(networks: &Networks, store: &Store, when: &str) {
     let stored = store.read_all().unwrap().networks;
     let on_disk: BTreeMap<Name, NetworkConfig> =
@@ -114,15 +114,15 @@ async fn cancelled_network_writer_leaves_memory_equal_to_the_disk() {
                 drop(writer.set(Some(noted("red", round))).await);
             }
         });
-        // The delay ranges from before the begin to after the end of the write.
+        // The delays range from before the write starts until after it ends.
         tokio::time::sleep(Duration::from_micros(u64::from(round) * 37 % 3000)).await;
         work.abort();
         let _ = work.await;
-        // The next writer finds the same state in memory and on disk.
+        // The next writer must find the same state in memory and on disk.
         let _turn = networks.writing.lock().await;
         assert_as_stored(&networks, &store, &format!("round {round}"));
     }
-    // A successful write is stored.
+    // After a successful write, the network must be stored.
     networks.set(Some(noted("red", 7))).await.unwrap();
     assert_as_stored(&networks, &store, "the end");
     assert_as_stored(&place.networks(), &store, "another process");
@@ -133,7 +133,7 @@ async fn failed_network_write_updates_memory_from_the_disk() {
     let place = Place::new("failed");
     let (networks, store) = (place.networks(), place.store());
     let red = networks.set(Some(noted("red", 1))).await.unwrap();
-    // Simulates a failed fsync of the directory.
+    // Simulates a failed directory sync.
     let mut later = Stored::clone(&red);
     later.checked.config = noted("red", 2);
     store.write(&later).unwrap();
@@ -159,14 +159,14 @@ async fn unreadable_network_is_removed_by_name_and_does_not_return() {
     let refused = networks.remove(Some(with_uid), false).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
     assert!(refused.message().contains(&file.display().to_string()), "{refused:?}");
-    // Networks of unknown users count as in use.
+    // Networks whose users are unknown count as in use.
     let held = networks.hold(vec![name]);
     let refused = networks.remove(metadata("red"), true).await.unwrap_err();
     assert!(refused.message().contains("in use by 1 that are being created"), "{refused:?}");
     drop(held);
     networks.remove(metadata("red"), false).await.unwrap();
     assert!(!file.exists(), "the network would return once the file is readable");
-    // A file that was created while the proxy runs is removed as well.
+    // A file that appears while the proxy runs must be removed as well.
     std::fs::write(&file, &whole).unwrap();
     networks.remove(metadata("red"), false).await.unwrap();
     assert!(!file.exists());
@@ -181,7 +181,7 @@ async fn network_that_was_unreadable_once_is_found_later() {
     let file = std::fs::read_dir(place.0.join("store")).unwrap().next().unwrap().unwrap().path();
     let kept = place.0.join("kept");
     for by_its_writer in [false, true] {
-        // A link to itself: even root cannot read it.
+        // A symbolic link to itself: even root cannot read it.
         std::fs::rename(&file, &kept).unwrap();
         std::os::unix::fs::symlink(&file, &file).unwrap();
         let networks = place.networks();

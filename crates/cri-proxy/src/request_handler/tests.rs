@@ -1,4 +1,4 @@
-//! Tests of requests that the proxy relays to an agent, which listens on its own socket.
+//! Tests for requests that the proxy relays to an agent; the test agent listens on its own socket.
 
 use std::fs;
 use std::path::Path;
@@ -20,9 +20,9 @@ use crate::fallback::Fallback;
 use crate::network_store::Store;
 use crate::plugins::Plugins;
 
-/// Id of the trace that the agent exports.
+/// Trace id that the agent exports.
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
-/// Name of the pod that the agent refuses.
+/// Pod name that the agent refuses.
 const REFUSED: &str = "refused";
 
 /// Sandbox that the agent has checked.
@@ -32,7 +32,7 @@ const CHECKED: &str = "checked";
 struct TracingAgent {
     planner: Planner,
     metrics: Metrics,
-    /// Containers of the results that it received.
+    /// Containers whose results it received.
     results: Mutex<Vec<String>>,
 }
 
@@ -61,7 +61,7 @@ impl RequestHandler for TracingAgent {
     }
 }
 
-/// Agent and the socket of a proxy in front of it; their files are removed when this is dropped.
+/// Agent, and the socket of a proxy in front of it; dropping this removes the files.
 struct Relayed {
     directory: PathBuf,
     agent: Arc<TracingAgent>,
@@ -88,7 +88,7 @@ impl Relayed {
         Relayed { directory, agent }
     }
 
-    /// Sends a request to the proxy; returns its response, and the connection.
+    /// Sends a request to the proxy; returns the response and the open connection.
     async fn ask(&self, request: &AgentRequest) -> (Response, UnixStream) {
         let mut stream = UnixStream::connect(self.directory.join("proxy.sock")).await.unwrap();
         frame_io::write(&mut stream, request).await.unwrap();
@@ -106,7 +106,7 @@ impl Drop for Relayed {
     }
 }
 
-/// Returns a planner of a node whose default network is on disk.
+/// Returns a planner for a node whose default network is on disk.
 fn planner(directory: &Path, agent: Option<PathBuf>) -> Planner {
     let store = Store::open(&directory.join("store")).unwrap();
     let fallback = Fallback::of(&directory.join("net.d"));
@@ -188,7 +188,7 @@ async fn tasks_of_the_agent_and_their_results_pass_the_cri_proxy() {
     let request = AgentRequest::TaskResult(result);
     assert!(matches!(relayed.ask(&request).await.0, Response::Accepted));
     assert_eq!(*relayed.agent.results.lock().unwrap(), [CHECKED]);
-    // An agent that does not answer has not received the result, so it is not accepted.
+    // An agent that does not answer has not received the result, so the proxy must not accept it.
     fs::remove_file(relayed.directory.join("agent.sock")).unwrap();
     let Response::Refused(refusal) = relayed.ask(&request).await.0 else { panic!("the result is accepted") };
     assert!(refusal.error.code == code::TRY_AGAIN_LATER && refusal.error.msg.contains("agent.sock"));

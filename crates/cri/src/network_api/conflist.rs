@@ -1,7 +1,7 @@
-//! Conversion of a network of the API into the CNI configuration list that is executed, and of a list on disk into the API.
+//! Converts an API network into the CNI configuration list that is executed, and a list on disk into an API message.
 //!
-//! A value that is JSON text stays as it was written, any other text becomes a string. A list on disk is executed from the
-//! bytes of its file; the message is only a view of it.
+//! A value that is valid JSON stays exactly as it was written; any other text becomes a string. Lists on disk are
+//! executed from the bytes in the file, so their message is only a view.
 //!
 //! Source: `proto/podnetwork.proto`; CNI SPEC 1.1.0, section 1.
 
@@ -14,7 +14,8 @@ use serde_json::value::RawValue;
 
 use super::{CniConfig, CniPlugin, NetworkConfig};
 
-/// Fields of a plugin that are separate fields of the message, or are set by CNI.
+/// Plugin keys that `parameters` must not contain, because the message has its own field for them or the runtime sets
+/// them.
 pub(crate) const RESERVED: &[&str] = &[
     "type",
     "name",
@@ -25,10 +26,10 @@ pub(crate) const RESERVED: &[&str] = &[
     "cni.dev/valid-attachments",
 ];
 
-/// Returns the list as JSON.
+/// Renders the configuration list as JSON.
 ///
 /// # Errors
-/// Internal error, if a value cannot be encoded.
+/// A value cannot be encoded (an internal error).
 pub fn render(config: &CniConfig, name: &str) -> Result<String, Error> {
     let mut list = Object::default();
     list.set("cniVersion", &config.cni_version)?;
@@ -56,7 +57,7 @@ fn plugin(written: &CniPlugin) -> Result<Box<RawValue>, Error> {
     RawValue::from_string(json).map_err(|cause| Error::internal(format!("encode plugin {kind}: {cause}")))
 }
 
-/// Returns a value of a map of parameters: JSON text, else a string.
+/// Converts a parameter value: valid JSON stays as it is, any other text becomes a string.
 pub fn value(text: &str) -> Result<Box<RawValue>, Error> {
     match RawValue::from_string(text.trim().to_owned()) {
         Ok(raw) => Ok(raw),
@@ -65,7 +66,7 @@ pub fn value(text: &str) -> Result<Box<RawValue>, Error> {
     }
 }
 
-/// Returns a network as the API shows it, without metadata.
+/// Converts a network from disk into an API message without metadata.
 ///
 /// # Errors
 /// A plugin has no valid `type`.

@@ -1,8 +1,8 @@
-//! Comparison of the message types with `proto/podnetwork.proto`, from which clients are generated.
+//! Compares the message types with `proto/podnetwork.proto`, from which clients are generated.
 //!
-//! Each message of the .proto is filled by its description: every field gets a value that no field of another type would
-//! keep. The Rust type then reads it. It must show the same names and values in the same order, and write the same bytes.
-//! So a wrong number, name or type, a missing field and an additional field are all detected.
+//! Each .proto message is filled from its descriptor: every field gets a value that a field with another type would not
+//! keep. The Rust type then decodes it, and must show the same names and values in the same order and encode the same
+//! bytes. A wrong number, name or type, a missing field and an extra field are therefore all detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use prost_reflect::{
 use super::*;
 use crate::messages;
 
-/// Function that reads a message; returns its `Debug` output, and the bytes that it writes.
+/// Decodes a message and returns the `Debug` output and the encoded bytes.
 type Ours = fn(&[u8]) -> (String, Vec<u8>);
 
 fn read<T: Message + Default + fmt::Debug>(bytes: &[u8]) -> (String, Vec<u8>) {
@@ -23,7 +23,7 @@ fn read<T: Message + Default + fmt::Debug>(bytes: &[u8]) -> (String, Vec<u8>) {
     (format!("{message:?}"), message.encode_to_vec())
 }
 
-/// Every message of the .proto with its Rust type.
+/// Every .proto message with the Rust type for it.
 const PAIRS: &[(&str, &str, Ours)] = &[
     ("NetworkMetadata", "NetworkMetadata", read::<NetworkMetadata>),
     ("CNIv1PluginConfig", "CniPlugin", read::<CniPlugin>),
@@ -43,7 +43,7 @@ const PAIRS: &[(&str, &str, Ours)] = &[
     ("PodIP", "PodIp", read::<messages::PodIp>),
 ];
 
-/// CRI's own fields in the Rust types beside those of the .proto, empty, as `Debug` shows them.
+/// CRI fields that the Rust types have besides those in the .proto, empty, in `Debug` form.
 const UPSTREAM: &str = "annotations: {}, linux: None, ";
 
 fn pool() -> DescriptorPool {
@@ -52,7 +52,7 @@ fn pool() -> DescriptorPool {
     DescriptorPool::from_file_descriptor_set(files).expect("its messages are whole")
 }
 
-/// Returns a value that identifies its field and type.
+/// Returns a value that is unique to the field and its type.
 fn value(field: &FieldDescriptor) -> Value {
     if field.is_map() {
         let text = |word: &str| format!("{word} of {}", field.name());
@@ -62,7 +62,7 @@ fn value(field: &FieldDescriptor) -> Value {
     let one = match field.kind() {
         Kind::String => Value::String(format!("{} {}", field.parent_message().name(), field.name())),
         Kind::Bool => Value::Bool(true),
-        // As int32 or as bool it would be another value.
+        // Decoded as int32 or bool, this would be a different value.
         Kind::Uint32 => Value::U32(u32::MAX),
         Kind::Enum(_) => Value::EnumNumber(-7),
         Kind::Message(message) => Value::Message(filled(&message)),
@@ -77,7 +77,7 @@ fn filled(message: &MessageDescriptor) -> DynamicMessage {
     dynamic
 }
 
-/// Returns the expected `Debug` output of the Rust type.
+/// Returns the `Debug` output that the Rust type must have.
 fn shown(message: &DynamicMessage) -> String {
     let descriptor = message.descriptor();
     let ours = PAIRS.iter().find(|(proto, _, _)| *proto == descriptor.name()).expect("a known message").1;

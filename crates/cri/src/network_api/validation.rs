@@ -1,7 +1,7 @@
-//! Validation of a network before it is stored: every check that needs no plugin.
+//! Validates a network before it is stored: every check that does not need a plugin.
 //!
-//! The first fault is returned with its path in the message and its value. Only empty names with a default are corrected
-//! silently.
+//! Only the first error is returned, with the path in the message and the value. Nothing is corrected silently, except
+//! that an empty name gets the documented default.
 
 use std::collections::BTreeSet;
 
@@ -18,39 +18,39 @@ use tonic::Status;
 use super::conflist::{self, RESERVED};
 use super::{CniConfig, CniPlugin, FALLBACK, IpRange, Name, NetworkConfig, NetworkMetadata};
 
-/// Capability of plugins that receive `ip_ranges`.
+/// Capability that a plugin must declare to receive `ip_ranges`.
 pub const IP_RANGES: &str = "ipRanges";
-/// Largest number of plugins of a network.
+/// Maximum number of plugins in a network.
 const PLUGINS_MAX: usize = 32;
-/// Largest number of ranges of a network.
+/// Maximum number of ranges in a network.
 const RANGES_MAX: usize = 64;
-/// Largest number of capabilities of a plugin.
+/// Maximum number of capabilities in a plugin.
 const CAPABILITIES_MAX: usize = 32;
-/// Longest uid, and longest name of a capability, in bytes.
+/// Maximum length of a uid and of a capability name, in bytes.
 const WORD_MAX: usize = 253;
 
-/// Valid network.
+/// Network that passed validation.
 #[derive(Clone, Debug)]
 pub struct Checked {
     /// Configuration as received.
     pub config: NetworkConfig,
-    /// Name.
+    /// Name that sandboxes use.
     pub name: Name,
     /// Configuration list to execute.
     pub network: Network,
-    /// Plugins that the list needs.
+    /// Plugins that must be installed for this list.
     pub needs: Vec<PluginType>,
-    /// Value of `ipRanges` for each sandbox: one set for each family, in their order.
+    /// `ipRanges` value for each sandbox: one set per address family, in the order received.
     pub ranges: Vec<Vec<IpNet>>,
 }
 
-/// Returns the error of a fault in a message.
+/// Returns an INVALID_ARGUMENT error: path, value (at most 200 characters) and reason.
 pub fn fault(path: &str, value: impl std::fmt::Debug, why: impl std::fmt::Display) -> Status {
     let value: String = format!("{value:?}").chars().take(200).collect();
     Status::invalid_argument(format!("{path}: {value}: {why}"))
 }
 
-/// Returns the name of a network in a message; `path` is that of its metadata.
+/// Validates network metadata and returns the network name; `path` leads to the metadata in the message.
 pub fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Name, Status> {
     let Some(metadata) = metadata else {
         return Err(Status::invalid_argument(format!("{path}: missing")));
@@ -76,7 +76,7 @@ pub fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Name, Stat
 /// Validates a network.
 ///
 /// # Errors
-/// INVALID_ARGUMENT with the path of the field.
+/// INVALID_ARGUMENT with the path to the first invalid field.
 pub fn check(config: Option<NetworkConfig>) -> Result<Checked, Status> {
     let Some(config) = config else { return Err(Status::invalid_argument("config: missing")) };
     let name = name(config.metadata.as_ref(), "config.metadata")?;
@@ -163,7 +163,7 @@ fn check_plugin(plugin: &CniPlugin, index: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// Checks that an `ipam` object names a plugin.
+/// Checks that an `ipam` object names a plugin; an empty object means no IPAM.
 fn check_ipam(plugin: &Object, index: usize) -> Result<(), Status> {
     let path = format!("config.cniv1_config.plugins[{index}].parameters[\"ipam\"]");
     let Some(written) = plugin.get("ipam") else { return Ok(()) };
