@@ -1,7 +1,7 @@
-//! Client of Neutron's API.
+//! Neutron API client.
 //!
-//! An expired token is renewed once for a request, even if many requests find it expired at a time. Nothing else is
-//! retried: the caller knows whether a retry is useful. Requests are counted.
+//! An expired token is renewed once, even if many concurrent requests find it expired at the same time. Nothing else is
+//! retried, because only the caller knows whether a retry makes sense. The client counts its requests, for the metrics.
 //!
 //! Source: OpenStack Networking API v2.0.
 
@@ -21,10 +21,10 @@ use crate::port::{Network, NewPort, Port, Subnet};
 use crate::session::Session;
 use crate::settings::Settings;
 
-/// Number of objects in a page of a list.
+/// Number of objects requested per page.
 const PAGE: usize = 1000;
 
-/// Client of one cloud's Neutron.
+/// Client for Neutron in one cloud.
 #[derive(Debug)]
 pub struct Client {
     http: Http,
@@ -33,16 +33,16 @@ pub struct Client {
     requests: AtomicU64,
 }
 
-/// Additional timeout for each port of a bulk request.
+/// Time that each port in a bulk request adds to the timeout.
 const EACH: Duration = Duration::from_secs(2);
 
-/// Query of a list: `[("tags", "a,b"), ("fields", "id")]`.
+/// List query, for example `[("tags", "a,b"), ("fields", "id")]`.
 pub type Query<'a> = &'a [(&'a str, &'a str)];
 
 // === impl Client ===
 
 impl Client {
-    /// Returns a client; does not connect yet.
+    /// Returns a client. It connects only with the first request.
     ///
     /// # Errors
     /// The CA bundle is invalid.
@@ -51,12 +51,13 @@ impl Client {
         Ok(Client { http, settings, session: Mutex::new(None), requests: AtomicU64::new(0) })
     }
 
-    /// Returns the number of requests sent to Neutron.
+    /// Returns the number of requests sent to Neutron so far.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Returns the session; opens a new one if there is none, or if the present one has the number `expired`.
+    /// Returns the current session. Opens a new one if there is none yet, or if the current one has the number
+    /// `expired`.
     async fn session(&self, expired: Option<u64>) -> Result<Session, Error> {
         let mut held = self.session.lock().await;
         match &*held {
@@ -70,7 +71,7 @@ impl Client {
         }
     }
 
-    /// Sends one request to Neutron.
+    /// Sends one request to Neutron. If the token has expired, opens a new session and repeats the request once.
     async fn call(
         &self,
         method: Method,
@@ -118,22 +119,22 @@ impl Client {
         read(&format!("GET {path}"), answer, key)
     }
 
-    /// Returns a subnet.
+    /// Reads a subnet.
     pub async fn subnet(&self, id: &str) -> Result<Subnet, Error> {
         self.show(&format!("/v2.0/subnets/{}", word(id)), "subnet").await
     }
 
-    /// Returns a network.
+    /// Reads a network.
     pub async fn network(&self, id: &str) -> Result<Network, Error> {
         self.show(&format!("/v2.0/networks/{}", word(id)), "network").await
     }
 
-    /// Returns a port.
+    /// Reads a port.
     pub async fn port(&self, id: &str) -> Result<Port, Error> {
         self.show(&format!("/v2.0/ports/{}", word(id)), "port").await
     }
 
-    /// Returns all ports that match a query, from all pages.
+    /// Lists all ports that match the query, over all pages.
     pub async fn ports(&self, query: Query<'_>) -> Result<Vec<Port>, Error> {
         let mut all: Vec<Port> = Vec::new();
         loop {
@@ -161,7 +162,7 @@ impl Client {
         read("POST /v2.0/ports", answer, "port")
     }
 
-    /// Creates several ports in one request: all or none.
+    /// Creates several ports in one request; Neutron creates either all of them or none.
     pub async fn create_ports(&self, ports: &[NewPort]) -> Result<Vec<Port>, Error> {
         let body = json!({ "ports": ports });
         let longer = EACH * u32::try_from(ports.len()).unwrap_or(u32::MAX).min(1000);
@@ -169,14 +170,15 @@ impl Client {
         read("POST /v2.0/ports", answer, "ports")
     }
 
-    /// Changes a port; with a revision, only if the port still has it.
+    /// Changes a port. With `revision`, Neutron rejects the change if the port has changed since that revision was
+    /// read.
     pub async fn update_port(&self, id: &str, change: &Value, revision: Option<u64>) -> Result<Port, Error> {
         let path = format!("/v2.0/ports/{}", word(id));
         let answer = self.call(Method::PUT, &path, Some(&json!({ "port": change })), revision).await?;
         read(&format!("PUT {path}"), answer, "port")
     }
 
-    /// Deletes a port; a missing one is no error.
+    /// Deletes a port; a missing port is not an error.
     pub async fn delete_port(&self, id: &str) -> Result<(), Error> {
         match self.call(Method::DELETE, &format!("/v2.0/ports/{}", word(id)), None, None).await {
             Err(error) if !error.is_absent() => Err(error),
@@ -184,19 +186,19 @@ impl Client {
         }
     }
 
-    /// Replaces the tags of a port.
+    /// Replaces all tags on a port.
     pub async fn tag_port(&self, id: &str, tags: &[String]) -> Result<(), Error> {
         let path = format!("/v2.0/ports/{}/tags", word(id));
         self.call(Method::PUT, &path, Some(&json!({ "tags": tags })), None).await.map(drop)
     }
 
-    /// Returns the aliases of this cloud's extensions.
+    /// Lists the extension aliases that this cloud supports, for example `trunk`.
     pub async fn extensions(&self) -> Result<Vec<String>, Error> {
         let all: Vec<Value> = self.show("/v2.0/extensions?fields=alias", "extensions").await?;
         Ok(all.iter().filter_map(|one| one["alias"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Changes a trunk: `add_subports`, `remove_subports`.
+    /// Adds or removes trunk subports; `action` is `add_subports` or `remove_subports`.
     pub(crate) async fn change_trunk(
         &self,
         id: &str,
@@ -207,25 +209,25 @@ impl Client {
         self.call(Method::PUT, &path, Some(&json!({ "sub_ports": subports })), None).await
     }
 
-    /// Returns all trunks with their subports.
+    /// Lists all trunks with their subports.
     pub(crate) async fn trunks(&self) -> Result<Vec<Value>, Error> {
         self.show("/v2.0/trunks?fields=id&fields=sub_ports", "trunks").await
     }
 
-    /// Returns the subports of a trunk.
+    /// Lists a trunk's subports.
     pub(crate) async fn subports(&self, id: &str) -> Result<Vec<Value>, Error> {
         let trunk: Value = self.show(&format!("/v2.0/trunks/{}", word(id)), "trunk").await?;
         Ok(trunk["sub_ports"].as_array().cloned().unwrap_or_default())
     }
 }
 
-/// Whether another page follows this page of ports. A server may return smaller pages than requested
-/// (`pagination_max_limit`); a link then names the next one.
+/// Whether another page follows. The number of ports does not tell: a server may return fewer ports per page than
+/// requested (`pagination_max_limit`), and then only the `next` link says that there are more.
 fn has_next_page(answer: &Value) -> bool {
     answer["ports_links"].as_array().into_iter().flatten().any(|link| link["rel"] == "next")
 }
 
-/// Encodes a value as part of a URL.
+/// Percent-encodes a value for use in a URL.
 fn word(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }

@@ -1,8 +1,8 @@
-//! Parser of `clouds.yaml` and of the `OS_*` variables, compatible with OpenStack's own clients.
+//! Parses `clouds.yaml` and the `OS_*` variables the way OpenStack's own clients do.
 //!
-//! - A variable overrides the file. `secure.yaml` beside the file is merged over it.
-//! - A setting that disables certificate verification is refused by its name.
-//! - `auth_type` names the kind of authentication; without it the kind follows from the given keys.
+//! - Variables override the file, and a `secure.yaml` in the same directory is merged over it.
+//! - Any setting that turns off certificate verification is rejected by name.
+//! - `auth_type` selects the authentication method; without it, the method follows from the keys that are present.
 //!
 //! Source: openstacksdk "Configuration"; keystoneauth plugins `password`, `v3applicationcredential`, `token`, `none`.
 
@@ -15,18 +15,19 @@ use serde_json::{Map, Value};
 use crate::error::Error;
 use crate::settings::{Auth, Credential, Domain, Name, Secret, Settings, TIMEOUT};
 
-/// Default paths of the file; `OS_CLIENT_CONFIG_FILE` overrides them.
+/// Default file locations, the first one wins; `OS_CLIENT_CONFIG_FILE` overrides them.
 pub const PLACES: [&str; 2] = ["clouds.yaml", "/etc/openstack/clouds.yaml"];
-/// Largest file, in bytes.
+/// Maximum file size in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Flat settings: the names are those of `OS_*` without the prefix and of keystoneauth's sections: `auth_url`, `username`…
+/// Flat settings, named like the `OS_*` variables without prefix and like the keys in keystoneauth sections, for
+/// example `auth_url` and `username`.
 pub type Words = BTreeMap<String, String>;
 
-/// Clouds of a file by name, each with its settings.
+/// Clouds by name, each with its settings, as they stand in the file.
 type Clouds = BTreeMap<String, Map<String, Value>>;
 
-/// Returns the settings of the environment: the cloud `OS_CLOUD` of a file, else the other variables alone.
+/// Reads the settings from the environment: the cloud that `OS_CLOUD` selects, or the other variables alone.
 ///
 /// # Errors
 /// A setting is missing or invalid.
@@ -50,10 +51,10 @@ pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Set
     from_words("the environment", &words)
 }
 
-/// Returns the settings of one cloud of a file.
+/// Reads the settings for one cloud from a file.
 ///
 /// # Errors
-/// The file cannot be read, or has no such cloud.
+/// The file cannot be read, or it has no such cloud.
 pub fn from_file(path: &Path, cloud: &str) -> Result<Settings, Error> {
     from_words(&path.display().to_string(), &read_file(path, cloud)?)
 }
@@ -87,7 +88,7 @@ fn parse(path: &Path) -> Result<Clouds, Error> {
         return Err(failed(format!("larger than {FILE_MAX} bytes")));
     }
     let text = std::fs::read_to_string(path).map_err(|cause| failed(cause.to_string()))?;
-    // Without the parser's words, which may contain a secret.
+    // The parser's own message is left out, because it may quote a secret.
     let document: Value = serde_saphyr::from_str(&text).map_err(|cause| {
         let at = cause.location().map(|at| format!(" at line {}, column {}", at.line(), at.column()));
         failed(format!("not valid YAML{}", at.unwrap_or_default()))
@@ -109,7 +110,7 @@ fn parse(path: &Path) -> Result<Clouds, Error> {
     clouds.into_iter().map(cloud).collect()
 }
 
-/// Returns one cloud's settings, including those of `auth`.
+/// Flattens one cloud's settings: the keys below `auth` move to the top level.
 fn flatten(what: &str, name: &str, cloud: &Map<String, Value>) -> Result<Words, Error> {
     let mut words = Words::new();
     let wrong = |key: &str, why: &str| Error::configuration(what, format!("clouds.{name}.{key}: {why}"));
@@ -125,7 +126,7 @@ fn flatten(what: &str, name: &str, cloud: &Map<String, Value>) -> Result<Words, 
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
             Value::Bool(flag) => flag.to_string(),
-            // The value may be a secret.
+            // The error must not show the value, which may be a secret.
             _ if KEYS.contains(&key.as_str()) && !value.is_null() => {
                 return Err(wrong(key, "expected a string"));
             }
@@ -140,7 +141,7 @@ fn flatten(what: &str, name: &str, cloud: &Map<String, Value>) -> Result<Words, 
     Ok(words)
 }
 
-/// Names of the environment variables, without `OS_` and in lower case.
+/// Environment variables that are read, in lower case and without `OS_`.
 const KEYS: &[&str] = &[
     "auth_type",
     "auth_url",
@@ -168,10 +169,11 @@ const KEYS: &[&str] = &[
     "api_timeout",
 ];
 
-/// Returns the settings from flat settings: of a cloud, of the environment, or of keystoneauth's section in a `.conf` file.
+/// Builds the settings from flat words, which come from a cloud, the environment, or a keystoneauth section in a
+/// `.conf` file.
 ///
 /// # Errors
-/// A setting is missing or invalid; `what` names the source of the settings.
+/// A setting is missing or invalid; `what` names where the settings came from.
 pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
     let word =
         |keys: &[&str]| keys.iter().find_map(|key| words.get(*key).filter(|text| !text.is_empty()).cloned());
@@ -207,7 +209,7 @@ pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
     })
 }
 
-/// Returns the kind of authentication if `auth_type` is not set.
+/// Returns the authentication method to use when `auth_type` is not set.
 fn default_auth_type(word: &dyn Fn(&[&str]) -> Option<String>, has_endpoint: bool) -> &'static str {
     let has = |key: &str| word(&[key]).is_some();
     match () {

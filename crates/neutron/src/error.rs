@@ -1,39 +1,39 @@
-//! Errors of OpenStack requests, by the kinds that callers distinguish.
+//! Errors from OpenStack requests, in the kinds that callers need to tell apart.
 //!
-//! Source: OpenStack Networking API v2.0, "Faults"; facts of Neutron 21: 409 `OverQuota`, 412
-//! `RevisionNumberConstraintFailed`, 401 with a body of another form.
+//! Source: OpenStack Networking API v2.0, "Faults"; observed with Neutron 21: 409 `OverQuota`, 412
+//! `RevisionNumberConstraintFailed`, and a 401 whose body has another form.
 
 use std::fmt;
 
-/// Error of an operation.
+/// Error from one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Operation: `POST /v2.0/ports`, `clouds.yaml`.
+    /// Operation that failed, for example `POST /v2.0/ports` or `clouds.yaml`.
     pub what: String,
-    /// Cause.
+    /// Why it failed.
     pub why: Cause,
 }
 
-/// Cause of an error.
+/// Reason why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The settings are invalid.
     Configuration(String),
     /// The server did not answer, or not in time.
     Unreachable(String),
-    /// The response is invalid.
+    /// The response cannot be parsed.
     Unreadable(String),
-    /// The server rejected the credentials (401).
+    /// Keystone or Neutron rejected the credentials (401).
     Unauthorized(String),
-    /// The server refused the request.
+    /// The server rejected the request.
     Refused {
         /// HTTP status.
         status: u16,
-        /// Neutron's error type: `PortNotFound`, `OverQuota`; may be empty.
+        /// Neutron's error type, for example `PortNotFound` or `OverQuota`; may be empty.
         kind: String,
         /// Message for people.
         message: String,
-        /// Request id for the operator of the cloud; may be empty.
+        /// Request id, by which the cloud operator finds the request in Neutron's log; may be empty.
         request: String,
     },
 }
@@ -43,12 +43,12 @@ impl Error {
         Error { what: what.into(), why }
     }
 
-    /// Returns an error of the settings.
+    /// Returns an error about the settings.
     pub fn configuration(what: impl Into<String>, why: impl Into<String>) -> Error {
         Error::new(what, Cause::Configuration(why.into()))
     }
 
-    /// Returns the HTTP status, if a server answered.
+    /// Returns the HTTP status if the server answered.
     pub fn status(&self) -> Option<u16> {
         match self.why {
             Cause::Refused { status, .. } => Some(status),
@@ -57,7 +57,7 @@ impl Error {
         }
     }
 
-    /// Returns Neutron's error type.
+    /// Returns Neutron's error type; empty if there is none.
     pub fn kind(&self) -> &str {
         match &self.why {
             Cause::Refused { kind, .. } => kind,
@@ -75,7 +75,7 @@ impl Error {
         self.status() == Some(412)
     }
 
-    /// Whether the quota is exhausted.
+    /// Whether the project's quota is exhausted.
     pub fn is_over_quota(&self) -> bool {
         self.kind() == "OverQuota"
     }

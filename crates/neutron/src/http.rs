@@ -1,8 +1,8 @@
-//! HTTP/1.1 client for JSON, with verified TLS.
+//! HTTP/1.1 client for JSON over verified TLS.
 //!
-//! - A response has at most [`ANSWER_MAX`] bytes and must arrive within the timeout.
+//! - A response may have at most [`ANSWER_MAX`] bytes, and must arrive within the timeout.
 //! - Redirects are not followed.
-//! - Certificates are verified against the system's authorities, or against those of a bundle alone.
+//! - Certificates are verified against the system's CAs. If a CA bundle is set, only that bundle counts.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,21 +24,21 @@ use tokio::time::timeout;
 
 use crate::error::{Cause, Error};
 
-/// Largest response in bytes: ten thousand ports.
+/// Maximum response in bytes, enough for ten thousand ports.
 const ANSWER_MAX: usize = 32 << 20;
-/// Timeout of a connection.
+/// Timeout for establishing a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Time after which an idle connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(20);
 
-/// HTTP client.
+/// HTTP client with its connection pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     timeout: Duration,
 }
 
-/// Response of a server.
+/// HTTP response with the decoded body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -47,7 +47,7 @@ pub(crate) struct Answer {
 }
 
 impl Http {
-    /// Returns a client that trusts the authorities of a bundle, or else the system's.
+    /// Returns a client that trusts the CAs in `bundle`, or the system's CAs if there is no bundle.
     pub(crate) fn new(bundle: Option<&Path>, timeout: Duration) -> Result<Http, Error> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
@@ -62,7 +62,7 @@ impl Http {
         Ok(Http { client, timeout })
     }
 
-    /// Sends one request; `longer` is added to the timeout.
+    /// Sends one request; `longer` extends the timeout, for example for a bulk request.
     pub(crate) async fn call(
         &self,
         method: &Method,
@@ -100,7 +100,7 @@ impl Http {
             true => Value::Null,
             false => match serde_json::from_slice(&bytes) {
                 Ok(body) => body,
-                // A proxy's error page is text for people.
+                // An error page from a proxy is not JSON; keep its beginning as the message.
                 Err(_) if !head.status.is_success() => {
                     Value::String(String::from_utf8_lossy(&bytes).chars().take(200).collect())
                 }
@@ -114,7 +114,7 @@ impl Http {
 // === impl Answer ===
 
 impl Answer {
-    /// Returns the error of a response without success.
+    /// Returns the error that a non-success response stands for.
     pub(crate) fn refusal(&self, what: &str) -> Error {
         let Answer { status, headers, body } = self;
         let fault = &body["NeutronError"];
@@ -141,7 +141,7 @@ impl Answer {
     }
 }
 
-/// Returns the messages of an error and its causes: the first alone says only "client error (Connect)".
+/// Joins an error's message with those of its causes, because the first alone says only "client error (Connect)".
 fn chain(error: &dyn std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
@@ -169,7 +169,7 @@ fn tls(bundle: Option<&Path>) -> Result<ClientConfig, Error> {
                 return Err(failed("contains no certificate".to_owned()));
             }
         }
-        // No root is no error: plain HTTP needs none, and TLS fails by itself.
+        // Missing system CAs are not an error here: plain HTTP needs none, and TLS will fail with its own message.
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

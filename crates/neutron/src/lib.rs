@@ -1,15 +1,16 @@
-//! OpenStack Networking (Neutron): settings and authentication, ports, and VIF objects, which describe ports to a node.
+//! OpenStack Networking (Neutron): settings and authentication, ports, and the VIF objects that describe a port to a
+//! node.
 //!
 //! ```text
 //!   clouds.yaml, OS_* ─► settings ─► session (Keystone) ─► client ─► ports, subnets, trunks
 //!                                                                        │
-//!   openstack.org/kuryr-vif ◄── PodState of Vif ◄────────────────────────┘
+//!   openstack.org/kuryr-vif ◄── PodState with VIFs ◄─────────────────────┘
 //! ```
 //!
-//! - No code of this crate depends on Kubernetes.
-//! - Responses of a server are bounded and validated.
-//! - TLS is always verified; a CA bundle replaces the system's authorities.
-//! - A secret appears in no message and in no `Debug`.
+//! - This crate does not depend on Kubernetes.
+//! - Server responses are bounded and validated.
+//! - TLS is always verified; a CA bundle replaces the system's CAs.
+//! - Secrets never appear in messages or in `Debug` output.
 
 #![forbid(unsafe_code)]
 

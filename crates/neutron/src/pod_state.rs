@@ -1,8 +1,8 @@
-//! VIFs of a pod, in the two forms in which Kuryr stores them: the annotation `openstack.org/kuryr-vif`, and
-//! `status.vifs` of a KuryrPort.
+//! VIFs for one pod, in the two forms in which Kuryr stores them: the `openstack.org/kuryr-vif` annotation, and
+//! `status.vifs` in a KuryrPort.
 //!
-//! The annotation of Queens (a single VIF) is read as well. A pod whose default network is not Neutron's has no default VIF,
-//! and the field is left out.
+//! The older annotation from Queens, which holds a single VIF, can also be read. A pod whose default network does not
+//! come from Neutron has no default VIF, and the field is left out.
 //!
 //! Source: Kuryr-Kubernetes `objects/vif.py` (train) `PodState`; `controller/handlers/kuryrport.py` (2023.1).
 
@@ -13,36 +13,36 @@ use serde_json::{Map, Value, json};
 use crate::primitive::{Data, object, open};
 use crate::vif::{DecodeError, Vif};
 
-/// Name of a pod's default interface.
+/// Name of the default interface in a pod.
 pub const DEFAULT: &str = "eth0";
 
-/// VIFs of a pod.
+/// All VIFs that belong to one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodState {
-    /// VIF of the default network, if that is Neutron's.
+    /// VIF for the default network; `None` if that network is not Neutron's.
     pub default: Option<Vif>,
-    /// Other VIFs, by the name that Kuryr gives an interface: `eth1`, `eth2`…
+    /// Additional VIFs, keyed by the interface names that Kuryr assigns: `eth1`, `eth2`, …
     pub additional: BTreeMap<String, Vif>,
 }
 
 impl PodState {
-    /// Returns every VIF with its name.
+    /// Iterates over all VIFs with their names, the default one first.
     pub fn vifs(&self) -> impl Iterator<Item = (&str, &Vif)> {
         let default = self.default.iter().map(|vif| (DEFAULT, vif));
         default.chain(self.additional.iter().map(|(name, vif)| (name.as_str(), vif)))
     }
 
-    /// Returns every VIF for changes.
+    /// Iterates over all VIFs mutably.
     pub fn vifs_mut(&mut self) -> impl Iterator<Item = &mut Vif> {
         self.default.iter_mut().chain(self.additional.values_mut())
     }
 
-    /// Returns the VIF of this name.
+    /// Returns the VIF with this name.
     pub fn vif(&self, name: &str) -> Option<&Vif> {
         self.vifs().find(|(known, _)| *known == name).map(|(_, vif)| vif)
     }
 
-    /// Inserts a VIF.
+    /// Inserts a VIF, or replaces the one with the same name.
     pub fn insert(&mut self, name: &str, vif: Vif) {
         match name {
             DEFAULT => self.default = Some(vif),
@@ -50,7 +50,7 @@ impl PodState {
         }
     }
 
-    /// Removes a VIF.
+    /// Removes a VIF and returns it.
     pub fn remove(&mut self, name: &str) -> Option<Vif> {
         match name {
             DEFAULT => self.default.take(),
@@ -63,12 +63,12 @@ impl PodState {
         self.default.is_none() && self.additional.is_empty()
     }
 
-    /// Whether every VIF is ACTIVE.
+    /// Whether every VIF is ACTIVE, so that the pod's interfaces can be plugged in.
     pub fn is_active(&self) -> bool {
         self.vifs().all(|(_, vif)| vif.active)
     }
 
-    /// Returns the object of the annotation.
+    /// Encodes the state as the object that the annotation holds.
     pub fn to_primitive(&self) -> Value {
         let PodState { default, additional } = self;
         let additional: Map<String, Value> =
@@ -80,7 +80,7 @@ impl PodState {
         object("PodState", "1.0", data)
     }
 
-    /// Returns the text of the annotation.
+    /// Encodes the state as annotation text.
     pub fn to_annotation(&self) -> String {
         self.to_primitive().to_string()
     }
@@ -106,7 +106,7 @@ impl PodState {
         Ok(read)
     }
 
-    /// Returns `status.vifs` of a KuryrPort.
+    /// Encodes the state for `status.vifs` in a KuryrPort.
     pub fn to_vifs(&self) -> Value {
         let one = |(name, vif): (&str, &Vif)| {
             (name.to_owned(), json!({ "default": name == DEFAULT, "vif": vif.to_primitive() }))
@@ -114,7 +114,7 @@ impl PodState {
         Value::Object(self.vifs().map(one).collect())
     }
 
-    /// Parses `status.vifs` of a KuryrPort.
+    /// Parses `status.vifs` from a KuryrPort.
     ///
     /// # Errors
     /// A VIF is invalid.

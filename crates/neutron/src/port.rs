@@ -1,4 +1,4 @@
-//! Objects of Neutron's API: ports, networks and subnets, with the fields that weft uses.
+//! Neutron API objects: ports, networks and subnets, reduced to the fields that weft uses.
 //!
 //! Source: OpenStack Networking API v2.0, "Ports", "Networks", "Subnets", with the extensions `binding`, `tag-ports-…`,
 //! `provider`.
@@ -9,176 +9,176 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Status of a port that is plugged in.
+/// Port status once the port is plugged in.
 pub const ACTIVE: &str = "ACTIVE";
-/// Binding of a port that no mechanism of its host accepts.
+/// VIF type if no mechanism driver on the host accepts the port.
 pub const BINDING_FAILED: &str = "binding_failed";
-/// Binding of a port without a host.
+/// VIF type while the port has no host.
 pub const UNBOUND: &str = "unbound";
-/// Device owner of a pod's port, as Kuryr sets it.
+/// Device owner for pod ports; the same value that Kuryr sets.
 pub const DEVICE_OWNER: &str = "compute:kuryr";
 
-/// Port.
+/// Neutron port.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Port {
-    /// Id.
+    /// Port id.
     pub id: String,
-    /// Name.
+    /// Port name.
     pub name: String,
-    /// Description; also contains weft's tags where the cloud does not accept tags on creation.
+    /// Description. It also holds weft's tags if the cloud does not accept tags when a port is created.
     pub description: String,
-    /// Id of the network.
+    /// Network id.
     pub network_id: String,
-    /// Id of the project.
+    /// Project id.
     pub project_id: String,
-    /// Hardware address.
+    /// MAC address.
     pub mac_address: String,
     /// Status: `ACTIVE` once the port is plugged in.
     pub status: String,
-    /// Device: a pod's uid.
+    /// Device id; for pod ports, the pod's uid.
     pub device_id: String,
-    /// Component that created the port.
+    /// Component that created the port, for example [`DEVICE_OWNER`].
     pub device_owner: String,
-    /// Addresses.
+    /// IP addresses with their subnets.
     pub fixed_ips: Vec<FixedIp>,
-    /// Ids of the security groups.
+    /// Security group ids.
     pub security_groups: Vec<String>,
     /// Tags.
     pub tags: Vec<String>,
-    /// Number of the revision.
+    /// Revision number; it increases with each change and guards concurrent updates.
     pub revision_number: u64,
-    /// Host where the port is to be plugged in.
+    /// Host on which the port should be plugged in.
     #[serde(rename = "binding:host_id")]
     pub host_id: String,
-    /// Type of the binding.
+    /// VIF type, for example `ovs`, or [`BINDING_FAILED`].
     #[serde(rename = "binding:vif_type")]
     pub vif_type: String,
-    /// Details of the binding.
+    /// Binding details, for example the bridge name.
     #[serde(rename = "binding:vif_details")]
     pub vif_details: Map<String, Value>,
-    /// Trunk whose parent port this is.
+    /// Trunk that has this port as its parent.
     pub trunk_details: Option<TrunkDetails>,
-    /// Further addresses that the port may send from.
+    /// Additional addresses that the port may send from.
     pub allowed_address_pairs: Vec<AddressPair>,
 }
 
 impl Port {
-    /// Whether a mechanism of the host has bound the port.
+    /// Whether a mechanism driver has bound the port on its host.
     pub fn is_bound(&self) -> bool {
         self.vif_type != BINDING_FAILED && self.vif_type != UNBOUND
     }
 }
 
-/// Trunk of a parent port.
+/// Trunk that a parent port belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct TrunkDetails {
-    /// Id.
+    /// Trunk id.
     pub trunk_id: String,
 }
 
-/// Address that a port may send from besides its own.
+/// Address that a port may send from in addition to its fixed IPs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AddressPair {
     /// Address or prefix.
     pub ip_address: String,
-    /// Hardware address; the port's own if absent.
+    /// MAC address; the port's own if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_address: Option<String>,
 }
 
-/// Address of a port.
+/// IP address on a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixedIp {
-    /// Id of the subnet.
+    /// Subnet id.
     pub subnet_id: String,
-    /// The address; Neutron chooses one if absent.
+    /// IP address; Neutron chooses one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip_address: Option<IpAddr>,
 }
 
-/// Network.
+/// Neutron network.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Network {
-    /// Id.
+    /// Network id.
     pub id: String,
-    /// Name.
+    /// Network name.
     pub name: String,
     /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// Type of the provider network; visible to administrators only.
+    /// Provider network type, for example `vlan`; only administrators can see it.
     #[serde(rename = "provider:network_type")]
     pub network_type: Option<String>,
-    /// Segment of the provider network.
+    /// Provider segment, for example the VLAN id.
     #[serde(rename = "provider:segmentation_id")]
     pub segmentation_id: Option<u64>,
 }
 
-/// Subnet.
+/// Neutron subnet.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Subnet {
-    /// Id.
+    /// Subnet id.
     pub id: String,
-    /// Id of the network.
+    /// Network id.
     pub network_id: String,
     /// Prefix.
     pub cidr: IpNet,
-    /// Gateway.
+    /// Gateway, if the subnet has one.
     #[serde(default)]
     pub gateway_ip: Option<IpAddr>,
-    /// Name servers.
+    /// DNS servers.
     #[serde(default)]
     pub dns_nameservers: Vec<IpAddr>,
-    /// Static routes that the hosts in the subnet get.
+    /// Static routes that every host in the subnet gets.
     #[serde(default)]
     pub host_routes: Vec<HostRoute>,
 }
 
-/// Static route that the hosts in a subnet get.
+/// Static route that every host in a subnet gets.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct HostRoute {
-    /// Destination.
+    /// Destination prefix.
     pub destination: IpNet,
-    /// Gateway.
+    /// Next hop.
     pub nexthop: IpAddr,
 }
 
-/// Port to be created with `POST /v2.0/ports`.
+/// Port to create with `POST /v2.0/ports`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NewPort {
-    /// Id of the project; the token's if absent.
+    /// Project id; the token's project if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
-    /// Id of the network.
+    /// Network id.
     pub network_id: String,
-    /// Subnets and requested addresses.
+    /// Subnets, and addresses if specific ones are requested.
     pub fixed_ips: Vec<FixedIp>,
     /// Component that creates the port.
     pub device_owner: &'static str,
-    /// Device: a pod's uid.
+    /// Device id; for pod ports, the pod's uid.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub device_id: String,
-    /// Whether the port is to be plugged in. One that only reserves an address is not.
+    /// Whether the port should be plugged in; false for a port that only reserves an address.
     pub admin_state_up: bool,
-    /// Host where the port is plugged in; absent for a nested port.
+    /// Host on which the port is plugged in; absent for a nested port.
     #[serde(rename = "binding:host_id", skip_serializing_if = "Option::is_none")]
     pub host_id: Option<String>,
-    /// Requested hardware address.
+    /// Requested MAC address; Neutron chooses one if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_address: Option<String>,
-    /// Ids of the security groups; the project's default group if absent.
+    /// Security group ids; the project's default group if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<String>>,
-    /// Name.
+    /// Port name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Description: weft's tags where the cloud accepts tags only after creation; at most 255 characters.
+    /// Description, at most 255 characters. It holds weft's tags if the cloud accepts tags only after creation.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// Tags, where the cloud accepts them on creation.
+    /// Tags, if the cloud accepts them on creation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Session with Keystone: a token and the URL of Neutron.
+//! Keystone session: a token, and the URL at which Neutron answers.
 //!
 //! Source: OpenStack Identity API v3, "Password", "Token" and "Application credential" authentication, "catalog".
 
@@ -11,19 +11,20 @@ use crate::error::{Cause, Error};
 use crate::http::Http;
 use crate::settings::{Auth, Credential, Domain, Name, Settings};
 
-/// Session of a client.
+/// Session that all requests of a client share until the token expires.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     /// Token; `None` without authentication.
     pub(crate) token: Option<String>,
-    /// URL of Neutron, without `/v2.0` and without a slash at its end.
+    /// Neutron URL without `/v2.0` and without a trailing slash.
     pub(crate) endpoint: String,
-    /// Number of the session: a request that finds its session expired names it, so that only one new session is opened.
+    /// Session number. A request that finds the token expired passes this number, so that concurrent requests open only
+    /// one new session together.
     pub(crate) number: u64,
 }
 
 impl Session {
-    /// Requests a token from Keystone, and finds the URL of Neutron in its catalog unless the settings contain it.
+    /// Requests a token from Keystone, and looks up Neutron in the service catalog unless the settings contain the URL.
     pub(crate) async fn open(http: &Http, settings: &Settings, number: u64) -> Result<Session, Error> {
         let fixed = settings.endpoint.as_deref().map(root);
         let Some((auth_url, body)) = request(&settings.auth) else {
@@ -51,7 +52,7 @@ impl Session {
     }
 }
 
-/// Returns the URL of Keystone and the body of the authentication request.
+/// Returns the Keystone URL and the body for the authentication request; `None` if no authentication is needed.
 fn request(auth: &Auth) -> Option<(&str, Value)> {
     let (auth_url, identity, project) = match auth {
         Auth::None => return None,
@@ -69,7 +70,7 @@ fn request(auth: &Auth) -> Option<(&str, Value)> {
                     own["user"] = named(user);
                 }
             }
-            // The credential has a project; Keystone refuses a scope.
+            // An application credential already belongs to a project, and Keystone rejects a scope in addition.
             (auth_url, json!({ "methods": ["application_credential"], "application_credential": own }), None)
         }
         Auth::Token { auth_url, token, project } => {
@@ -91,7 +92,7 @@ fn named(name: &Name) -> Value {
     }
 }
 
-/// Returns the URL of Neutron in a catalog.
+/// Finds the Neutron URL in the service catalog, for the region and interface in the settings.
 fn find(catalog: &Value, settings: &Settings) -> Result<String, Error> {
     let all = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut seen = Vec::new();
@@ -111,7 +112,7 @@ fn find(catalog: &Value, settings: &Settings) -> Result<String, Error> {
     Err(Error::configuration("catalog", why))
 }
 
-/// Returns a URL as the base of request paths.
+/// Removes `/v2.0` and trailing slashes, so that request paths can be appended.
 fn root(address: &str) -> String {
     let address = address.trim_end_matches('/');
     address.strip_suffix("/v2.0").unwrap_or(address).to_owned()

@@ -1,91 +1,89 @@
-//! Settings of an OpenStack cloud and its credentials.
-//!
-//! A secret appears in no `Debug` output.
+//! Cloud settings and credentials. Secrets never appear in `Debug` output.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Default timeout of a request.
+/// Default request timeout.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Settings of a cloud.
+/// Settings for one cloud.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Authentication.
+    /// Authentication method with its credentials.
     pub auth: Auth,
-    /// Region in the catalog; any if absent.
+    /// Region to look up in the catalog; any region if absent.
     pub region: Option<String>,
-    /// Interface in the catalog: `public`, `internal`, `admin`.
+    /// Catalog interface: `public`, `internal` or `admin`.
     pub interface: String,
-    /// URL of Neutron, instead of the catalog's.
+    /// Neutron URL that replaces the one in the catalog.
     pub endpoint: Option<String>,
-    /// Bundle of trusted authorities, instead of the system's.
+    /// CA bundle that replaces the system's CAs.
     pub ca_bundle: Option<PathBuf>,
-    /// Timeout of a request.
+    /// Request timeout.
     pub timeout: Duration,
 }
 
-/// Authentication.
+/// Authentication method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// No authentication.
+    /// No authentication, for example with Neutron's `noauth` strategy.
     None,
-    /// A user with a password.
+    /// User and password.
     Password {
-        /// URL of Keystone.
+        /// Keystone URL.
         auth_url: String,
-        /// The user.
+        /// User to authenticate as.
         user: Name,
-        /// The password.
+        /// Password.
         password: Secret,
-        /// The project.
+        /// Project scope; the user's default project if absent.
         project: Option<Name>,
     },
-    /// An application credential of a user.
+    /// Application credential, which a user created for weft.
     ApplicationCredential {
-        /// URL of Keystone.
+        /// Keystone URL.
         auth_url: String,
-        /// The credential.
+        /// Credential id, or name and user.
         credential: Credential,
-        /// Its secret.
+        /// Credential secret.
         secret: Secret,
     },
-    /// An existing token.
+    /// Existing token, for example from `openstack token issue`.
     Token {
-        /// URL of Keystone.
+        /// Keystone URL.
         auth_url: String,
-        /// The token.
+        /// Token.
         token: Secret,
-        /// The project.
+        /// Project scope.
         project: Option<Name>,
     },
 }
 
-/// Application credential: by id, or by name and user.
+/// Application credential, given by id or by name and user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
-    /// Id.
+    /// Credential id.
     Id(String),
-    /// Name, which is unique for its user.
+    /// Name, which is unique per user, and that user.
     Named(String, Name),
 }
 
-/// User or project: by id, or by name in a domain.
+/// User or project, given by id or by name within a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Name {
-    /// Id.
+    /// Id of the user or project.
     Id(String),
-    /// Name, and the id or name of the domain.
+    /// Name, and the domain in which it is unique.
     InDomain(String, Domain),
 }
 
-/// Domain.
+/// Domain, given by id or by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Domain {
-    /// Id.
+    /// Domain id.
     Id(String),
-    /// Name.
+    /// Domain name.
     Name(String),
 }
 
@@ -100,12 +98,12 @@ impl fmt::Debug for Secret {
 }
 
 impl Settings {
-    /// Returns the settings of a cloud without authentication.
+    /// Returns settings for a cloud without authentication.
     pub fn open(endpoint: impl Into<String>) -> Settings {
         Settings::new(Auth::None, Some(endpoint.into()))
     }
 
-    /// Returns settings with defaults for all other fields.
+    /// Returns settings with defaults for everything else.
     pub fn new(auth: Auth, endpoint: Option<String>) -> Settings {
         Settings {
             auth,

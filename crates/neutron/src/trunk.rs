@@ -1,7 +1,7 @@
-//! Nested ports in a node's own port: VLANs of its trunk, and addresses that it may send from.
+//! Nested ports: pods that share the node's own port, through trunk VLANs or additional allowed addresses.
 //!
-//! A VLAN id is chosen among the free ones, and again after a conflict with another client. A change of a port's addresses
-//! names the revision that was read.
+//! The VLAN id is chosen among the free ones; if another client takes it first, the next one is tried. Changing allowed
+//! addresses names the revision that was read, so that concurrent changes are not lost.
 //!
 //! Source: Networking API v2.0, "Trunk networking"; Kuryr-Kubernetes `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
 
@@ -14,13 +14,13 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::port::{AddressPair, Port};
 
-/// Number of retries after a conflict.
+/// Maximum number of retries after a conflict.
 const TRIES: usize = 5;
-/// Range of VLAN ids.
+/// Valid VLAN ids.
 const VLANS: std::ops::RangeInclusive<u16> = 1..=4094;
 
 impl Client {
-    /// Returns the node's own port, by its address in one of these subnets.
+    /// Finds the node's own port by the node address, which must be in one of these subnets.
     ///
     /// # Errors
     /// There is no such port.
@@ -38,10 +38,10 @@ impl Client {
         })
     }
 
-    /// Adds a port to a trunk as a subport; returns its VLAN id.
+    /// Adds a port to a trunk as a subport, and returns the VLAN id.
     ///
     /// # Errors
-    /// All VLAN ids are in use, or too many conflicts occurred.
+    /// All VLAN ids are in use, or other clients caused too many conflicts.
     pub async fn nest(&self, trunk: &str, port: &str) -> Result<u16, Error> {
         let mut tries = 0;
         loop {
@@ -59,7 +59,7 @@ impl Client {
             let subport = json!([{ "port_id": port, "segmentation_type": "vlan", "segmentation_id": id }]);
             match self.change_trunk(trunk, "add_subports", &subport).await {
                 Ok(_) => return Ok(id),
-                // Other conflicts concern the port itself.
+                // Any other conflict concerns the port itself, so another VLAN id would not help.
                 Err(error) if error.kind() == "DuplicateSubPort" && tries < TRIES => tries += 1,
                 Err(error) => return Err(error),
             }
@@ -78,7 +78,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether a trunk has this subport. A missing trunk has none.
+    /// Whether a trunk has this subport; false if the trunk does not exist.
     pub async fn has_subport(&self, trunk: &str, port: &str) -> Result<bool, Error> {
         match self.subports(trunk).await {
             Err(error) if error.is_absent() => Ok(false),
@@ -86,7 +86,7 @@ impl Client {
         }
     }
 
-    /// Removes a subport from its trunk; a missing one is no error.
+    /// Removes a subport from its trunk; a missing subport or trunk is not an error.
     pub async fn unnest(&self, trunk: &str, port: &str) -> Result<(), Error> {
         match self.change_trunk(trunk, "remove_subports", &json!([{ "port_id": port }])).await {
             Err(error) if error.is_absent() => Ok(()),
@@ -94,10 +94,10 @@ impl Client {
         }
     }
 
-    /// Allows or forbids a node's port to send from these addresses besides its own.
+    /// Allows or forbids a node's port to send from additional addresses.
     ///
     /// # Errors
-    /// Too many conflicts occurred.
+    /// Other clients caused too many conflicts.
     pub async fn allow(&self, node_port: &str, pair: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
         let mut tries = 0;
         loop {
@@ -124,13 +124,13 @@ impl Client {
 /// Whether a port may send from an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// Allowed.
+    /// Adds the address pairs.
     Yes,
-    /// Forbidden.
+    /// Removes the address pairs.
     No,
 }
 
-/// Returns a free VLAN id. The search begins at an id that depends on the port, so that concurrent searches rarely conflict.
+/// Finds a free VLAN id. The search starts at an id derived from the port, so that concurrent searches rarely conflict.
 fn free_vlan(taken: &BTreeSet<u64>, port: &str) -> Option<u16> {
     let count = VLANS.end() - VLANS.start() + 1;
     let hash = port.bytes().fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));

@@ -1,8 +1,8 @@
-//! VIFs: descriptions of ports in the format of os_vif, for the component that plugs them in.
+//! VIFs: port descriptions in os_vif format, for the component that plugs the port in.
 //!
-//! - The versions are the lowest ones that Kuryr wrote, because a reader refuses a higher one.
-//! - Fields that are not set are left out.
-//! - A kind that weft does not plug in is preserved unchanged.
+//! - Objects carry the lowest version that Kuryr ever wrote, because a reader rejects higher versions than it knows.
+//! - Unset fields are left out.
+//! - A VIF kind that weft cannot plug in is kept unchanged.
 //!
 //! Source: os_vif `objects/vif.py`, `network.py`, `subnet.py`; Kuryr-Kubernetes `objects/vif.py`, `os_vif_util.py`.
 
@@ -14,115 +14,115 @@ use serde_json::{Value, json};
 use crate::port::{self, Port};
 use crate::primitive::{Data, Object, list, object, open};
 
-/// Longest name of an interface that Kuryr assigns, in bytes.
+/// Maximum interface name that Kuryr assigns, in bytes.
 const NAME_LENGTH: usize = 14;
 
-/// VIF of a port.
+/// Port description for the node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vif {
-    /// Id of the port.
+    /// Port id.
     pub id: String,
-    /// Hardware address.
+    /// MAC address.
     pub address: String,
-    /// Network with the port's subnets and addresses.
+    /// Network with the subnets and addresses that this port uses.
     pub network: Network,
-    /// Whether the port's status is ACTIVE.
+    /// Whether the port status is ACTIVE.
     pub active: bool,
-    /// Whether the port belongs to another component and is kept on deletion.
+    /// Whether the port belongs to another component and must be kept when the pod is deleted.
     pub preserve_on_delete: bool,
-    /// Whether the switch filters traffic.
+    /// Whether the switch filters traffic (security groups).
     pub has_traffic_filtering: bool,
-    /// Name of the interface on the host.
+    /// Interface name on the host.
     pub vif_name: String,
-    /// Kind: how the port is plugged in.
+    /// Kind, which tells how the port is plugged in.
     pub kind: Kind,
 }
 
-/// Kind of a VIF: how it is plugged in.
+/// Way in which a port is plugged in.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    /// A port of a switch: `VIFOpenVSwitch`.
+    /// Directly into Open vSwitch: `VIFOpenVSwitch`.
     OpenVSwitch {
-        /// Bridge of the switch.
+        /// Open vSwitch bridge.
         bridge: String,
     },
-    /// A port of a Linux bridge, which is a port of the switch: `VIFBridge`.
+    /// Into a Linux bridge that is itself connected to the switch: `VIFBridge`.
     Bridge {
-        /// The Linux bridge.
+        /// Linux bridge.
         bridge: String,
     },
-    /// A VLAN on the node's own port, which is a trunk: `VIFVlanNested`.
+    /// As a VLAN on the node's own port, which is a trunk: `VIFVlanNested`.
     VlanNested {
         /// VLAN id.
         vlan_id: u16,
     },
-    /// A macvlan on the node's own port: `VIFMacvlanNested`.
+    /// As a macvlan on the node's own port: `VIFMacvlanNested`.
     MacvlanNested,
-    /// A kind that weft does not plug in.
+    /// In another way, which weft does not support.
     Foreign {
-        /// Class.
+        /// Class name.
         name: String,
-        /// Version.
+        /// Class version.
         version: String,
-        /// Fields that are specific to the class.
+        /// Fields that only this class has.
         own: Data,
     },
 }
 
-/// Network of one port.
+/// Network as one port sees it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
-    /// Id.
+    /// Network id.
     pub id: String,
-    /// Name.
+    /// Network name.
     pub label: String,
     /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// Bridge of the switch.
+    /// Switch bridge.
     pub bridge: Option<String>,
-    /// Field of Nova; Kuryr writes false.
+    /// Nova field; Kuryr writes false.
     pub multi_host: bool,
-    /// Field of Nova; Kuryr writes false.
+    /// Nova field; Kuryr writes false.
     pub should_provide_bridge: bool,
-    /// VLAN id of a provider network of type `vlan`.
+    /// VLAN id, for a provider network with type `vlan`.
     pub vlan: Option<u16>,
-    /// Subnets with this port's addresses.
+    /// Subnets, each with this port's addresses.
     pub subnets: Vec<Subnet>,
 }
 
-/// Subnet with a port's addresses.
+/// Subnet with one port's addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subnet {
     /// Prefix.
     pub cidr: IpNet,
-    /// Name servers.
+    /// DNS servers.
     pub dns: Vec<IpAddr>,
-    /// Gateway, if there is one.
+    /// Gateway, if the subnet has one.
     pub gateway: Option<IpAddr>,
     /// Host routes.
     pub routes: Vec<Route>,
-    /// Addresses of the port.
+    /// Addresses that the port has in this subnet.
     pub ips: Vec<IpAddr>,
 }
 
 /// Host route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Destination.
+    /// Destination prefix.
     pub cidr: IpNet,
-    /// Gateway.
+    /// Next hop.
     pub gateway: IpAddr,
 }
 
-/// A binding of Neutron that weft cannot plug in.
+/// Error for a Neutron binding that weft cannot plug in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{vif_type}")]
 pub struct UnknownBinding {
-    /// The type of the binding, as Neutron writes it.
+    /// VIF type, as Neutron writes it.
     pub vif_type: String,
 }
 
-/// Error of a VIF, or of the VIFs of a pod, that cannot be parsed.
+/// Error for a VIF or pod state that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The text is not JSON.
@@ -134,53 +134,53 @@ pub enum DecodeError {
     /// The object is not a VIF.
     #[error("{object} is not a VIF")]
     NotAVif {
-        /// The name of the object.
+        /// Class name.
         object: String,
     },
-    /// A field of an object is missing.
+    /// A required field is missing.
     #[error("{object}: {field} is missing")]
     MissingField {
-        /// The name of the object.
+        /// Class name.
         object: String,
-        /// The name of the field.
+        /// Field name.
         field: String,
     },
-    /// A field of an object has an invalid value.
+    /// A field has an invalid value.
     #[error("{object}: {field}: {text:?} is invalid")]
     ParseField {
-        /// The name of the object.
+        /// Class name.
         object: String,
-        /// The name of the field.
+        /// Field name.
         field: String,
-        /// The text of the field.
+        /// Field value as text.
         text: String,
     },
-    /// The VLAN id of a nested VIF is missing or out of range.
+    /// The VLAN id for a nested VIF is missing or out of range.
     #[error("VIFVlanNested: vlan_id is not between 1 and 4094")]
     VlanId,
 }
 
-/// Kind of VIF that is made of a port.
+/// Way in which a port will be plugged in, which decides the VIF kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plugging {
-    /// The binding of Neutron, with this bridge of the switch.
+    /// As Neutron has bound the port.
     Bound {
-        /// Bridge if the binding names none.
+        /// Switch bridge to use if the binding names none.
         bridge: String,
     },
-    /// A subport of a trunk.
+    /// As a trunk subport with this VLAN id.
     Vlan(u16),
-    /// An address in addition to the node's own.
+    /// As an additional address on the node's own port.
     Macvlan,
 }
 
 // === impl Vif ===
 
 impl Vif {
-    /// Returns the VIF of a port and its network.
+    /// Builds the VIF for a port and its network.
     ///
     /// # Errors
-    /// weft cannot plug in the type of the binding.
+    /// weft cannot plug in this VIF type.
     pub fn of(
         port: &Port,
         network: &port::Network,
@@ -217,7 +217,7 @@ impl Vif {
         })
     }
 
-    /// Returns the primitive.
+    /// Encodes the VIF as a primitive.
     pub fn to_primitive(&self) -> Value {
         let Vif { id, address, network, active, preserve_on_delete, has_traffic_filtering, vif_name, kind } =
             self;
@@ -297,7 +297,7 @@ const BRIDGE: &str = "VIFBridge";
 const VLAN_NESTED: &str = "VIFVlanNested";
 const MACVLAN_NESTED: &str = "VIFMacvlanNested";
 
-/// Fields that all VIFs have.
+/// Fields that every VIF class has.
 const SHARED: [&str; 7] =
     ["id", "address", "network", "active", "preserve_on_delete", "has_traffic_filtering", "vif_name"];
 
@@ -312,7 +312,7 @@ impl Kind {
     }
 }
 
-/// Returns the prefix and as much of a port's id as fits the name of an interface.
+/// Returns the prefix followed by as much of the port id as fits into an interface name.
 pub fn named_after(prefix: &str, id: &str) -> String {
     format!("{prefix}{id}").chars().take(NAME_LENGTH).collect()
 }

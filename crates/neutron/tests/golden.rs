@@ -1,7 +1,8 @@
-//! Golden tests: VIF objects that Kuryr wrote for responses of Neutron are read, and written identically.
+//! Golden tests: VIF objects that Kuryr wrote for real Neutron responses are parsed and must be written back
+//! identically.
 //!
-//! Source: `testdata/`: raw answers of Neutron 21 and what Kuryr of Train and 2023.1 wrote for them, with os-vif 1.17.0
-//! and 3.1.1.
+//! Source: `testdata/`: raw Neutron 21 responses, and the objects that Kuryr (Train and 2023.1) wrote for them, with
+//! os-vif 1.17.0 and 3.1.1.
 
 #![cfg(test)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -26,7 +27,7 @@ fn annotation(name: &str) -> String {
     text(&format!("{}/testdata/{name}", env!("CARGO_MANIFEST_DIR")))
 }
 
-/// Returns a value without `versioned_object.changes`, which Train never resets and orders at random.
+/// Removes `versioned_object.changes`, which Train never resets and orders at random.
 fn without_changes(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -38,7 +39,7 @@ fn without_changes(value: &Value) -> Value {
     }
 }
 
-/// Returns the VIF of an interface of `neutron.json`.
+/// Builds the VIF for one interface in `neutron.json`.
 fn vif(interface: &str, how: &Plugging, change: impl FnOnce(&mut Port)) -> Vif {
     let part = read("neutron.json")[interface].clone();
     let mut port: Port = serde_json::from_value(part["port"].clone()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of `clouds.yaml` and the `OS_*` variables.
+//! Tests for `clouds.yaml` and the `OS_*` variables.
 
 use super::*;
 
