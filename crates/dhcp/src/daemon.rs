@@ -1,11 +1,11 @@
 //! `dhcp daemon`: listens on a socket and manages leases.
 //!
-//! Rules:
-//! - Only requests of root, or of the daemon's own user, are answered.
+//! - It serves only root and the user that it runs as.
 //! - Requests are limited in size, duration and number.
-//! - A socket without a listener is replaced; if another daemon listens on it, this one does not start.
-//! - SIGTERM ends the daemon at once. It releases no lease: the next daemon takes over, as this one does from the Go
-//!   plugin's.
+//! - If the socket file has no listener, the daemon replaces it; if another daemon listens there, this one does not
+//!   start.
+//! - SIGTERM ends the daemon at once and releases no lease. The next daemon takes over, just as this one takes over
+//!   from the Go plugin's daemon.
 //!
 //! Source: Go plugin `plugins/ipam/dhcp/{main,daemon}.go`; sd_listen_fds(3).
 
@@ -32,18 +32,18 @@ use crate::lease_manager::{LeaseManager, LeaseRequest, Settings};
 use crate::protocol::{self, DaemonAnswer, DaemonRequest};
 use crate::v4::exchange::Timing;
 
-/// Maximum number of requests that are handled at once.
+/// Maximum number of requests that are handled at the same time.
 const CONNECTIONS_MAX: usize = 256;
-/// Timeout to receive a request and to send an answer.
+/// Timeout for receiving a request, and for sending an answer.
 const IO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which the daemon checks for a signal to end.
+/// Interval at which the daemon checks whether a signal wants it to end.
 const POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// First file descriptor that a service manager passes.
 const FIRST_PASSED: i32 = 3;
 
-/// Runs until a signal ends the daemon.
+/// Runs the daemon until a signal ends it. `words` are the command-line flags.
 pub fn run(words: &[&str]) -> Result<(), Error> {
     let Flags {
         pidfile,
@@ -58,12 +58,13 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
         caches,
     } = Flags::read(words)?;
     let configured = socket.clone();
-    // Each lease that waits for its server needs three descriptors. Best effort: otherwise the current limit applies.
+    // Each lease that waits for its server needs three descriptors. If the limit cannot be raised, the current one
+    // applies.
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
-    // All files of the daemon are private.
+    // All files that the daemon creates must be private.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
     let socket = PathBuf::from(format!("{host_prefix}{}", socket.display()));
     let state = state.unwrap_or_else(|| socket.with_extension("leases"));
@@ -91,7 +92,7 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
     }
     serve(&listener, &manager, &ended)?;
     if own && inode_of(&socket) == bound {
-        // Best effort: another process may have removed the file.
+        // Best effort: another process may have removed the file already.
         let _ = fs::remove_file(&socket);
     }
     if let Some(path) = pidfile {
@@ -100,12 +101,12 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the inode of a file; `None` if there is none.
+/// Returns a file's inode; `None` if there is no file.
 fn inode_of(path: &Path) -> Option<u64> {
     path.symlink_metadata().ok().map(|there| there.ino())
 }
 
-/// Returns the socket to listen on, and whether this process must remove it.
+/// Returns the socket to listen on, and whether this process must remove the file at the end.
 fn listener(path: &Path) -> Result<(UnixListener, bool), Error> {
     if let Some(passed) = passed_socket()? {
         return Ok((UnixListener::from(passed), false));
@@ -142,8 +143,8 @@ fn passed_socket() -> Result<Option<OwnedFd>, Error> {
         None | Some(0) => Ok(None),
         Some(1) => {
             let failed = |errno: Errno| Error::io("take over the socket of LISTEN_FDS", errno);
-            // Duplicated by number through a pidfd of this process, because std cannot own a descriptor by number
-            // safely.
+            // Duplicates the descriptor through a pidfd for this process, because std has no safe way to own a
+            // descriptor that is given as a number.
             let own =
                 rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
             let own = own.map_err(failed)?;
@@ -165,7 +166,7 @@ fn serve(listener: &UnixListener, manager: &Arc<LeaseManager>, ended: &AtomicBoo
             Err(errno) => return Err(failed(errno.into())),
         }
         let Ok((stream, _)) = listener.accept() else {
-            // Without a free descriptor the next attempt would fail at once.
+            // While no descriptor is free, the next attempt would fail at once.
             std::thread::sleep(ACCEPT_PAUSE);
             continue;
         };
@@ -222,7 +223,7 @@ fn answer(
     }
 }
 
-/// Whether the client closed the connection.
+/// Whether the client has closed the connection, so that nothing waits for the lease any more.
 fn is_closed(stream: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match rustix::net::recv(stream, &mut [0; 1], flags) {

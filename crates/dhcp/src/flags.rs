@@ -1,7 +1,8 @@
-//! Command-line flags of `dhcp daemon`: those of the reference plugin's daemon in its notation, and `statefile`,
-//! `takeover` and `cachedirs`.
+//! Command-line flags for `dhcp daemon`: those that the Go plugin's daemon has, plus `statefile`, `takeover` and
+//! `cachedirs`.
 //!
-//! The notation is `-name value` or `-name=value`, with one or two hyphens. Durations are like `10s`, `1m30s`, `500ms`.
+//! Flags are written as `-name value` or `-name=value`, with one or two hyphens. Durations look like `10s`, `1m30s` or
+//! `500ms`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,25 +27,25 @@ const KNOWN: [&str; 8] = [
 /// Validated flags.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// Absolute path of the file for the process id.
+    /// Absolute path of the PID file.
     pub pidfile: Option<PathBuf>,
-    /// Prefix of the paths that runtimes pass, and of the socket's path.
+    /// Prefix that is put in front of the paths that runtimes pass, and of the socket path.
     pub host_prefix: String,
-    /// Socket.
+    /// Socket path.
     pub socket: PathBuf,
-    /// File for the leases; by default next to the socket.
+    /// Lease file; by default next to the socket.
     pub state: Option<PathBuf>,
-    /// Whether servers are to broadcast their answers.
+    /// Whether servers should broadcast their answers.
     pub broadcast: bool,
-    /// Longest wait for one answer.
+    /// Maximum wait for one answer.
     pub timeout: Duration,
-    /// Longest time between two messages.
+    /// Maximum time between two messages.
     pub resend_max: Duration,
-    /// Longest time to acquire a lease.
+    /// Maximum time for acquiring a lease.
     pub resend_timeout: Duration,
-    /// Whether the leases of the Go plugin's daemon are taken over.
+    /// Whether to take over leases from the Go plugin's daemon.
     pub takeover: bool,
-    /// Cache directories of libcni with the attachments, each with a directory `results`.
+    /// libcni cache directories in which attachments are recorded, each with a `results` directory.
     pub caches: Vec<PathBuf>,
 }
 

@@ -1,11 +1,10 @@
-//! Lease manager: the leases of a node, acquired for containers, extended in time, and released.
+//! Manages all leases on a node: acquires them for containers, extends them in time, and releases them.
 //!
-//! Rules:
-//! - Each lease has one thread, which sleeps until an action is due. It opens the container's namespace only when it
-//!   needs it, so it does not keep a deleted container's namespace alive.
-//! - An attachment gets leases of all requested families, or none.
-//! - When an IPv4 lease is refused or expires, its link is set down; for an IPv6 lease the address is removed. The
-//!   container must not use the address any longer.
+//! - Each lease has a thread, which sleeps until something is due. It opens the container's namespace only when it
+//!   needs to, because an open namespace would stay alive after the container is deleted.
+//! - An attachment gets leases for all requested families, or none.
+//! - When a lease is refused or expires, the container must not use the address any longer: for IPv4 the link is set
+//!   down, for IPv6 the address is removed.
 //! - A lease is on disk before the client gets it.
 //!
 //! Source: RFC 2131 §4.4.5, RFC 8415 §18.2; Go plugin `plugins/ipam/dhcp/{daemon,lease}.go`.
@@ -41,54 +40,54 @@ use crate::v4::options::Options;
 use crate::v6::V6Request;
 use crate::v6::identity::Identity as Identity6;
 
-/// Stack of a lease's thread, in bytes.
+/// Stack size for a lease thread, in bytes. It is small, because a node may have thousands of leases.
 const STACK: usize = 256 * 1024;
 
-/// Settings of the daemon.
+/// Daemon settings, from the flags.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Timeouts for servers.
+    /// Timeouts for exchanges with servers.
     pub timing: Timing,
-    /// Whether servers are to broadcast their answers.
+    /// Whether servers should broadcast their answers.
     pub broadcast: bool,
-    /// Prefix of the paths that runtimes pass.
+    /// Prefix for the paths that runtimes pass.
     pub host_prefix: String,
-    /// File for the leases.
+    /// Lease file.
     pub state: PathBuf,
 }
 
-/// Request for the leases of an attachment.
+/// Leases that an attachment needs.
 #[derive(Debug)]
 pub struct LeaseRequest {
-    /// Families of the leases, in order.
+    /// Address families, in the order in which leases are acquired.
     pub families: Vec<Family>,
-    /// DHCPv4 options.
+    /// DHCPv4 options to send and to require.
     pub options: Options,
-    /// Metric of the routes.
+    /// Route metric.
     pub priority: Option<u32>,
-    /// DHCPv6 request.
+    /// DHCPv6 settings.
     pub v6_request: V6Request,
 }
 
-/// Manager of all leases.
+/// Manager for all leases on the node.
 #[derive(Debug)]
 pub struct LeaseManager {
     settings: Settings,
     leases: Mutex<BTreeMap<(Owner, Family), Arc<HeldLease>>>,
-    /// Leases being acquired; the value is set when a release is requested meanwhile.
+    /// Attachments whose leases are being acquired. The value is set if a release is requested meanwhile.
     pending: Mutex<BTreeMap<Owner, Arc<AtomicBool>>>,
-    /// Takeovers of the Go plugin's leases that are in progress or failed.
+    /// Leases that are being taken over from the Go plugin's daemon, or could not be.
     orphans: Mutex<BTreeMap<Owner, Arc<Takeover>>>,
-    /// Owners whose leases a GC has still to release.
+    /// Owners whose leases GC still has to release.
     stale: Mutex<BTreeSet<Owner>>,
-    /// Lock for writing the file. True if the last write failed.
+    /// Lock for writing the lease file; true if the last write failed.
     writing: Mutex<bool>,
 }
 
 // === impl LeaseManager ===
 
 impl LeaseManager {
-    /// Starts with the leases of the previous daemon.
+    /// Starts with the leases that the previous daemon left on disk.
     pub fn start(settings: Settings) -> Result<Arc<LeaseManager>, Error> {
         let records = state::load(&settings.state)?;
         let manager = Arc::new(LeaseManager {
@@ -106,7 +105,8 @@ impl LeaseManager {
         Ok(manager)
     }
 
-    /// Returns the leases of an interface, and acquires those that are missing. `is_over`: the client no longer waits.
+    /// Returns an interface's leases, and acquires those that are missing. `is_over` tells that the client no longer
+    /// waits.
     pub fn allocate(
         self: &Arc<Self>,
         owner: &Owner,
@@ -123,7 +123,7 @@ impl LeaseManager {
         for family in &lease_request.families {
             if let Some(held) = self.find(owner, *family) {
                 let record = held.record();
-                // A stopped lease is being released.
+                // A stopped lease is being released, so it cannot be reused.
                 if record.inode == inode && record.lost.is_none() && !held.is_stopped() {
                     results.insert(*family, record.terms.result());
                     continue;
@@ -147,12 +147,12 @@ impl LeaseManager {
         let acquired = self.acquire_all(&request, &lacking, &over, &mut acquired_leases);
         lock(&self.pending).remove(owner);
         if let Err(error) = acquired {
-            // A stopped lease was released by a DEL.
+            // A stopped lease has already been released by a DEL.
             for held in acquired_leases.iter().filter(|held| !held.is_stopped()) {
                 let _ = self.end(held, Some(&lease_link));
             }
             if !lease_link.link.up {
-                // Best effort: the original error is returned.
+                // Best effort: the caller gets the original error.
                 let _ = set_up(&lease_link.netns, &lease_link.link, false);
             }
             return Err(error);
@@ -162,7 +162,7 @@ impl LeaseManager {
         Ok(terms::merge_results(results.into_values()))
     }
 
-    /// Returns the leases of an owner, if it has one of each of these families.
+    /// Returns an owner's leases; fails unless there is one for each of these families.
     pub fn inspect(&self, owner: &Owner, families: &[Family]) -> Result<Success, Error> {
         let one = |family: &Family| match self.find(owner, *family).map(|held| held.record()) {
             None => Err(self.no_lease(owner)),
@@ -174,7 +174,7 @@ impl LeaseManager {
         Ok(terms::merge_results(families.iter().map(one).collect::<Result<Vec<_>, Error>>()?))
     }
 
-    /// Releases the leases of an owner; succeeds if there are none.
+    /// Releases an owner's leases; succeeds if there are none.
     pub fn release(&self, owner: &Owner) -> Result<(), Error> {
         if let Some(is_canceled) = lock(&self.pending).get(owner) {
             is_canceled.store(true, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl LeaseManager {
             let lease_link = self.find_lease_link(&record.netns, &owner.ifname, Some(record.inode));
             errors.extend(self.end(held, lease_link.ok().flatten().as_ref()).err());
         }
-        // If the file still had the lease, the next daemon would take it over.
+        // If the lease were still in the file, the next daemon would take it over.
         if errors.is_empty() && *lock(&self.writing) {
             errors.extend(self.save().err());
         }
@@ -212,7 +212,7 @@ impl LeaseManager {
         self.forget(held)
     }
 
-    /// Forgets exactly this lease, not one that replaced it.
+    /// Forgets exactly this lease, but not a newer one for the same owner.
     fn forget(&self, held: &HeldLease) -> Result<(), Error> {
         held.stop();
         let Record { owner, terms, .. } = held.record();
@@ -233,7 +233,8 @@ impl LeaseManager {
         saved
     }
 
-    /// Releases a lease at its server. Best effort: without the message the server keeps it until it expires.
+    /// Releases a lease at the server. Best effort: if the message is lost, the server keeps the lease until it
+    /// expires.
     fn release_at_server(&self, owner: &Owner, terms: &Terms, lease_link: &LeaseLink) {
         let given = match terms {
             Terms::V4 { options, priority: _, lease } => {
@@ -249,7 +250,7 @@ impl LeaseManager {
     }
 }
 
-/// Validates the names, which come from the client.
+/// Validates the names, because they come from the client.
 fn check(owner: &Owner) -> Result<(), Error> {
     let Owner { container, network, ifname } = owner;
     ContainerId::new(container)?;
@@ -257,7 +258,7 @@ fn check(owner: &Owner) -> Result<(), Error> {
     IfName::new(ifname).map(|_| ())
 }
 
-/// Returns the owner as text for the log.
+/// Formats the owner for the log.
 fn describe(owner: &Owner) -> String {
     let Owner { container, network, ifname } = owner;
     format!("{container}/{network}/{ifname}")

@@ -1,12 +1,12 @@
-//! DHCP for containers: the codec and client of DHCPv4 ([`v4`]) and DHCPv6 ([`v6`]), the lease daemon, and the plugin.
+//! DHCP for containers: codec and client for DHCPv4 ([`v4`]) and DHCPv6 ([`v6`]), the lease daemon, and the plugin.
 //!
 //! ```text
 //!   runtime ─► bridge ─► dhcp ─(socket)─► dhcp daemon ─► LeaseManager ─► exchange ─(container's link)─► server
 //! ```
 //!
-//! The plugin runs for one call, but a lease lasts for days. So the plugin sends requests to the daemon (`weft-cni dhcp
-//! daemon`, or the program called as `dhcp`), which acquires, extends and releases leases. Leases outlive the daemon:
-//! the next one continues them, also those of the Go plugin's daemon.
+//! The plugin runs for one call, but a lease lasts for days. The plugin therefore sends requests to the daemon
+//! (`weft-cni dhcp daemon`, or the program called as `dhcp`), which acquires, extends and releases leases. Leases
+//! outlive the daemon: the next daemon continues them, even those from the Go plugin's daemon.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1; RFC 2131; RFC 8415.
 

@@ -1,14 +1,13 @@
-//! Attachments whose leases the Go plugin's daemon managed, read from libcni's cache.
+//! Finds attachments whose leases the Go plugin's daemon managed, by reading libcni's cache.
 //!
-//! The Go plugin's daemon keeps its leases only in memory. But libcni stores each attachment: network, container,
-//! interface, configuration, arguments, namespace, address. That is all a client needs to request its previous address
-//! (RFC 2131 §3.2, INIT-REBOOT). The answer names the server.
+//! The Go plugin's daemon keeps leases only in memory, but libcni records each attachment: network, container,
+//! interface, configuration, arguments, namespace, address. This is all that a client needs to request its previous
+//! address (RFC 2131 §3.2, INIT-REBOOT); the answer names the server.
 //!
-//! Rules:
-//! - A cache file is verified. Its namespace must exist and must not be the daemon's. It must have an interface with
-//!   the name, hardware address and address of the file.
+//! - A cache file is not trusted. Its namespace must exist and must not be the daemon's own. The interface in it must
+//!   have the name, MAC address and IP address that the file records.
 //! - Files have a maximum size.
-//! - An attachment that exists and is not taken over is logged; others are only counted.
+//! - If an attachment exists but cannot be taken over, this is logged; all others are only counted.
 //!
 //! Source: libcni `libcni/api.go` (`cachedInfo`), since 1.2 with the namespace; CNI results contain it since 0.3.0.
 
@@ -31,29 +30,29 @@ use crate::owner::{Family, Owner};
 use crate::v4::options::Options;
 use plugin_config::dhcp::PluginConfig;
 
-/// Cache directories of libcni: the runtime's and that of Multus.
+/// libcni cache directories: the runtime's, and the one that Multus uses.
 pub const DIRECTORIES: [&str; 2] = [cni::runtime::cache::DIRECTORY, "/var/lib/cni/multus"];
-/// Maximum number of attachments that are taken over.
+/// Maximum number of attachments to take over.
 const ATTACHMENTS_MAX: usize = 4096;
 
-/// Attachment with a lease that no daemon manages.
+/// Attachment whose lease no daemon manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orphan {
-    /// Owner of the lease.
+    /// Lease owner.
     pub owner: Owner,
-    /// Path of the namespace, as passed by the runtime.
+    /// Namespace path, as the runtime passed it.
     pub netns: PathBuf,
-    /// Allocated address.
+    /// Address that the attachment has.
     pub address: Ipv4Addr,
-    /// Hardware address of the interface as text, empty if unknown.
+    /// MAC address as text; empty if unknown.
     pub mac: String,
     /// DHCPv4 options.
     pub options: Options,
-    /// Metric of the routes.
+    /// Route metric.
     pub priority: Option<u32>,
 }
 
-/// Returns the attachments of daemons at `socket`, except those that `is_known`. All paths are below `prefix`.
+/// Lists the attachments that a daemon on `socket` served, except those that `is_known`. All paths are below `prefix`.
 pub fn find(
     directories: &[PathBuf],
     prefix: &str,
@@ -90,7 +89,7 @@ pub fn find(
     found
 }
 
-/// Returns the attachment of a cache entry, if a daemon at `socket` allocated its address.
+/// Returns a cache entry's attachment, if a daemon on `socket` allocated the address.
 fn orphan(cache: &Cache, entry: &Entry, socket: &Path) -> Result<Option<Orphan>, Error> {
     let Entry { network: name, config, parameters } = entry;
     let Some((network, config)) = plugin_with_dhcp(config, entry)? else { return Ok(None) };
@@ -119,14 +118,14 @@ fn orphan(cache: &Cache, entry: &Entry, socket: &Path) -> Result<Option<Orphan>,
     Ok(Some(Orphan { owner, netns: netns.into(), address, mac, options, priority }))
 }
 
-/// Returns the configuration of the plugin that has `ipam` with type `dhcp`.
+/// Returns the plugin configuration whose `ipam` type is `dhcp`.
 fn plugin_with_dhcp(bytes: &[u8], entry: &Entry) -> Result<Option<(Network, Config)>, Error> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Ipam {
         r#type: String,
     }
-    // Most entries belong to other networks; an invalid one is skipped.
+    // Most entries belong to other networks; invalid ones are skipped.
     let Ok(network) = Network::parse(bytes, "config") else { return Ok(None) };
     for plugin in &network.plugins {
         let ipam: Ipam = plugin.read("ipam").ok().flatten().unwrap_or_default();
@@ -139,11 +138,11 @@ fn plugin_with_dhcp(bytes: &[u8], entry: &Entry) -> Result<Option<(Network, Conf
     Ok(None)
 }
 
-/// Interface of an attachment as its result describes it.
+/// Interface as the CNI result describes it.
 struct RecordedInterface {
-    /// Path of the namespace, empty if unknown.
+    /// Namespace path; empty if unknown.
     netns: String,
-    /// Hardware address, empty if unknown.
+    /// MAC address; empty if unknown.
     mac: String,
     address: Ipv4Addr,
 }
@@ -166,7 +165,7 @@ fn recorded_interface(known: &Success, ifname: &str) -> Option<RecordedInterface
 }
 
 impl Orphan {
-    /// Whether this is the recorded hardware address.
+    /// Whether this is the recorded MAC address; any address matches if none is recorded.
     pub fn has_mac(&self, mac: &[u8]) -> bool {
         self.mac.is_empty() || self.mac.eq_ignore_ascii_case(&mac_text(mac))
     }

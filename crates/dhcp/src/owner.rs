@@ -1,15 +1,15 @@
-//! Owner of a lease, and the two address families.
+//! Lease owner, and the two address families.
 
 pub use plugin_config::dhcp::Family;
 use serde::{Deserialize, Serialize};
 
-/// Owner of a lease.
+/// Attachment that owns a lease.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
-    /// Id of the container.
+    /// Container id.
     pub container: String,
-    /// Name of the network.
+    /// Network name.
     pub network: String,
-    /// Name of the interface in the container.
+    /// Interface name in the container.
     pub ifname: String,
 }

@@ -1,7 +1,8 @@
-//! CNI plugin `dhcp`: sends requests to the lease daemon of this node.
+//! CNI plugin `dhcp`: sends requests to the lease daemon on this node.
 //!
-//! - A DEL succeeds if the daemon does not run: the lease then expires.
-//! - Paths, client identity and results are the reference plugin's; the protocol between plugin and daemon is not.
+//! - DEL succeeds even if the daemon does not run; the lease then expires.
+//! - Paths, client identity and results are the same as in the Go plugin, but the protocol between plugin and daemon is
+//!   not.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1.
 
@@ -22,12 +23,12 @@ use crate::owner::Owner;
 use crate::protocol::{self, DaemonAnswer, DaemonRequest};
 use plugin_config::dhcp::{PluginConfig, socket_of};
 
-/// Plugin `dhcp`.
+/// The `dhcp` plugin.
 pub struct Dhcp;
 
-/// Name of the plugin.
+/// Plugin name.
 pub const NAME: &str = "dhcp";
-/// Timeout for the acquisition of a lease; the daemon's own limit is shorter.
+/// Timeout for acquiring a lease; the daemon's own limit is shorter.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Timeout for all other requests.
 const OTHER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -98,10 +99,10 @@ fn owner(config: &Config, who: &Attachment) -> Owner {
     }
 }
 
-/// Internal error code for "no daemon listens", which DEL treats as success.
+/// Internal error code for "no daemon listens". It never leaves the plugin; DEL treats it as success.
 const NO_DAEMON: u32 = 100;
 
-/// Ignores the absence of a daemon: without it the lease expires.
+/// Accepts that there is no daemon: the lease then expires.
 fn without_daemon(outcome: Result<(), Error>) -> Result<(), Error> {
     match outcome {
         Err(error) if error.code == NO_DAEMON => Ok(()),
@@ -116,7 +117,7 @@ fn visible(error: Error) -> Error {
     }
 }
 
-/// Sends a request that is answered with a lease.
+/// Sends a request whose answer is a lease.
 fn request_lease(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) -> Result<Success, Error> {
     match exchange(socket, daemon_request, wait).map_err(visible)? {
         DaemonAnswer::Lease(value) => {
@@ -126,7 +127,7 @@ fn request_lease(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) 
     }
 }
 
-/// Sends a request that is answered without data.
+/// Sends a request whose answer has no data.
 fn send_request(socket: &Path, daemon_request: &DaemonRequest) -> Result<(), Error> {
     exchange(socket, daemon_request, OTHER_TIMEOUT).map(|_| ())
 }

@@ -1,6 +1,6 @@
-//! The protocol between plugin and daemon: one request and one answer, each a length and JSON.
+//! Protocol between plugin and daemon: one request and one answer, each sent as a length followed by JSON.
 //!
-//! The reference plugin and its daemon use Go's RPC. If a plugin reaches the other's daemon, both fail at once.
+//! The Go plugin and its daemon use Go's RPC. If a plugin reaches the wrong kind of daemon, both sides fail at once.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -15,62 +15,62 @@ use crate::v4::options::Options;
 use crate::v6::V6Request;
 
 pub use plugin_config::dhcp::SOCKET;
-/// End of a message, ignored by this protocol. For the reference plugin's daemon, an HTTP server, it ends a request,
-/// which the server then refuses at once instead of waiting for more.
+/// Bytes after each message. This protocol ignores them. The Go plugin's daemon is an HTTP server: for it they end the
+/// request, which it then rejects at once instead of waiting for more.
 const END: &[u8] = b"\r\n\r\n";
-/// Maximum size of a message, in bytes.
+/// Maximum message in bytes.
 const MESSAGE_MAX: usize = 1 << 20;
 
 /// Request to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DaemonRequest {
-    /// Answered with `Done`.
+    /// Checks that the daemon answers; the answer is `Done`.
     Ping,
-    /// Acquire leases for an interface.
+    /// Acquires leases for an interface.
     Allocate {
-        /// Owner of the leases.
+        /// Lease owner.
         owner: Owner,
-        /// Path of the interface's namespace.
+        /// Path of the namespace that contains the interface.
         netns: PathBuf,
         /// DHCPv4 options.
         options: Options,
-        /// Metric of the routes.
+        /// Route metric.
         priority: Option<u32>,
-        /// Families; leases of all of them are acquired, or none.
+        /// Address families: the daemon acquires leases for all of them, or none.
         families: Vec<Family>,
-        /// DHCPv6 request.
+        /// DHCPv6 settings.
         #[serde(rename = "wish")]
         v6_request: V6Request,
     },
-    /// Return the present leases.
+    /// Returns the leases without acquiring any (for CHECK).
     Inspect {
-        /// Owner of the leases.
+        /// Lease owner.
         owner: Owner,
-        /// Families that must be present.
+        /// Address families for which there must be a lease.
         families: Vec<Family>,
     },
-    /// Release all leases of an owner.
+    /// Releases all leases that an owner has.
     Release {
-        /// Owner of the leases.
+        /// Lease owner.
         owner: Owner,
     },
-    /// Release all leases of a network except those of the valid attachments.
+    /// Releases all leases in a network, except those of valid attachments (for GC).
     Keep {
-        /// Name of the network.
+        /// Network name.
         network: String,
-        /// Valid attachments.
+        /// Attachments that are still valid.
         valid: Vec<ValidAttachment>,
     },
 }
 
-/// Answer of the daemon.
+/// Answer from the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DaemonAnswer {
     /// The request was executed.
     Done,
-    /// Leases, as a CNI result of version 1.1.0.
+    /// Leases, as a CNI 1.1.0 result.
     Lease(serde_json::Value),
     /// The request failed.
     Refused(Error),

@@ -1,16 +1,16 @@
-//! The state of the daemon on disk: every lease, its owner, and where it is used. The next daemon reads it.
+//! Daemon state on disk: every lease with owner and location. The next daemon reads it.
 //!
-//! Rules:
 //! - The file has mode 0600 and is replaced atomically.
-//! - Its content is validated like untrusted input.
-//! - Times are relative to the boot. After another boot the file is ignored, and the addresses are not in use.
+//! - The content is validated like untrusted input.
+//! - Times count from boot. After a reboot the file is ignored, because no container from before can still use an
+//!   address.
 //!
 //! ```json
 //! {"bootId":"…","leases":[{"owner":{…},"netns":"/run/netns/a","inode":4026531,"granted":1234,"lease":"0201…","…":0}],
 //!  "leasesV6":[{"owner":{…},"…":0,"address":"2001:db8::5","reply":"07a1…"}]}
 //! ```
 //!
-//! DHCPv6 leases are a separate list, which is absent if it is empty.
+//! DHCPv6 leases are in a separate list, which is left out if it is empty.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -28,21 +28,21 @@ use crate::v4::message::Message;
 use crate::v4::options::Options;
 use crate::v6::{self, V6Request};
 
-/// Maximum size of the file, in bytes: about ten thousand leases.
+/// Maximum file size in bytes, enough for about ten thousand leases.
 const FILE_MAX: u64 = 64 << 20;
 
-/// Lease with all information that is needed to extend it.
+/// Lease with everything that is needed to extend it.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Owner of the lease.
+    /// Lease owner.
     pub owner: Owner,
-    /// Path of the namespace, as passed by the runtime.
+    /// Namespace path, as the runtime passed it.
     pub netns: PathBuf,
-    /// Inode of the namespace: later another one may have the same path.
+    /// Namespace inode, because another namespace may later have the same path.
     pub inode: u64,
-    /// Time of the grant, in milliseconds since the boot.
+    /// When the lease was granted, in milliseconds since boot.
     pub granted: u64,
-    /// Reason of the loss, if the lease was lost.
+    /// Why the lease was lost, if it was.
     pub lost: Option<String>,
     /// Terms that the server granted.
     pub terms: Terms,
@@ -59,7 +59,7 @@ struct StoredV4 {
     priority: Option<u32>,
     granted: u64,
     lost: Option<String>,
-    /// DHCPACK.
+    /// DHCPACK in hexadecimal digits.
     #[serde(with = "packet")]
     lease: Lease,
 }
@@ -145,7 +145,7 @@ pub fn save(path: &Path, leases: Vec<Record>) -> Result<(), Error> {
         .map_err(|cause| Error::io(format_args!("write {}", path.display()), cause))
 }
 
-/// Reads the leases of the previous daemon, if it ran in the same boot.
+/// Reads the previous daemon's leases; none if the node has been rebooted since.
 pub fn load(path: &Path) -> Result<Vec<Record>, Error> {
     let failed = |cause| Error::io(format_args!("read {}", path.display()), cause);
     let length = match fs::metadata(path) {
@@ -166,14 +166,14 @@ pub fn load(path: &Path) -> Result<Vec<Record>, Error> {
     }
 }
 
-/// Returns the id of the boot, empty if there is none. A read error is an error, because it would look like another
-/// boot.
+/// Returns the boot id; empty if the kernel has none. A read error must not be ignored, because it would look like
+/// another boot.
 fn boot_id() -> Result<String, Error> {
     let id = boot_id::read().map_err(|cause| Error::io(format_args!("read {}", boot_id::PATH), cause))?;
     Ok(id.unwrap_or_default().to_owned())
 }
 
-/// Returns the time since the boot including suspend, in milliseconds.
+/// Returns the time since boot including suspend, in milliseconds.
 pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let (seconds, nanoseconds) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
@@ -194,7 +194,7 @@ fn bytes(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(byte).collect()
 }
 
-/// Encodes a lease as the hexadecimal digits of its DHCPACK.
+/// Stores a lease as the hexadecimal digits of its DHCPACK.
 mod packet {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};

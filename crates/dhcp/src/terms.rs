@@ -1,4 +1,4 @@
-//! Terms of a lease of either family, as the lease manager needs them.
+//! Lease terms in the form that the lease manager needs, the same for both address families.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,40 +11,40 @@ use crate::v4::lease::Lease;
 use crate::v4::options::Options;
 use crate::v6::{self, V6Request};
 
-/// Lease and the request for it.
+/// Granted lease, and the request that led to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// DHCPv4 lease.
     V4 {
-        /// Options of the request.
+        /// Options in the request.
         options: Options,
-        /// Metric of the routes.
+        /// Route metric.
         priority: Option<u32>,
         /// Granted lease.
         lease: Lease,
     },
     /// DHCPv6 lease.
     V6 {
-        /// Request.
+        /// Settings in the request.
         v6_request: V6Request,
         /// Granted lease.
         lease: v6::lease::Lease,
     },
 }
 
-/// Times of a lease, relative to the grant.
+/// Lease times, relative to the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Time from which its server is requested to extend it (T1).
+    /// When to start asking the lease's own server for an extension (T1).
     pub renewal: Duration,
-    /// Time from which any server is requested to extend it (T2).
+    /// When to start asking any server (T2).
     pub rebinding: Duration,
-    /// Time of its end; `None`: never.
+    /// When the lease ends; `None` means never.
     pub expiry: Option<Duration>,
 }
 
 impl Terms {
-    /// Returns the family.
+    /// Returns the address family.
     pub fn family(&self) -> Family {
         match self {
             Terms::V4 { .. } => Family::Ipv4,
@@ -52,7 +52,7 @@ impl Terms {
         }
     }
 
-    /// Returns the times.
+    /// Returns the lease times.
     pub fn times(&self) -> Times {
         match self {
             Terms::V4 { lease: Lease { renewal, rebinding, expiry, .. }, .. }
@@ -62,7 +62,7 @@ impl Terms {
         }
     }
 
-    /// Returns the address with the interface's prefix length.
+    /// Returns the address with the prefix length that the interface gets.
     pub fn address(&self) -> IpNet {
         match self {
             Terms::V4 { lease, .. } => IpNet::V4(lease.address),
@@ -96,7 +96,7 @@ impl std::fmt::Display for Terms {
     }
 }
 
-/// Merges the results of all leases; those of DHCPv4 come first.
+/// Merges the results from all leases, DHCPv4 first.
 pub fn merge_results(results: impl IntoIterator<Item = Success>) -> Success {
     let mut merged = Success::default();
     for Success { interfaces: _, ips, routes, dns } in results {

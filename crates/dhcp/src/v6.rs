@@ -1,4 +1,4 @@
-//! The DHCPv6 client: one address for an interface (IA_NA), from a server on its link or behind a relay.
+//! DHCPv6 client: requests one address per interface (IA_NA), from a server on the link or behind a relay.
 //!
 //! ```text
 //!   SOLICIT ─► ADVERTISE ─► REQUEST ─► REPLY     or a REPLY at once, if the server has rapid commit
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Unlike DHCPv4, all messages are UDP between link-local addresses, which every interface has. They contain neither a
-//! prefix length nor a route: the kernel takes those from router advertisements.
+//! prefix length nor a route; the kernel takes those from router advertisements.
 //!
 //! Source: RFC 8415; RFC 3646 (23, 24), RFC 4704 (39), RFC 6355 (DUID-UUID), RFC 5942 (the prefix is not on-link).
 

@@ -1,4 +1,4 @@
-//! New leases for one attachment: all the families that it requests, or none.
+//! Acquires leases for one attachment: for all the families that it requests, or none.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::v6::identity::Identity as Identity6;
 /// Attachment that lacks leases.
 pub(super) struct AcquireRequest<'a> {
     pub(super) owner: &'a Owner,
-    /// Path of its namespace; `inode` identifies the namespace.
+    /// Namespace path; `inode` tells whether it is still the same namespace.
     pub(super) netns: &'a Path,
     pub(super) inode: u64,
     pub(super) lease_link: &'a LeaseLink,
@@ -51,13 +51,13 @@ impl LeaseManager {
             let (owner, netns, granted) = (owner.clone(), path.to_owned(), state::now());
             let held = HeldLease::new(Record { owner, netns, inode, granted, lost: None, terms });
             acquired_leases.push(Arc::clone(&held));
-            // The lock is held until the lease is managed, so a concurrent DEL finds the owner in one of the two
+            // The lock is held until the lease is managed, so that a concurrent DEL finds the owner in one of the two
             // places.
             let pending = lock(&self.pending);
             expect_waiting_client(is_over)?;
             self.manage(held, Origin::Acquired)?;
             drop(pending);
-            // A lease that is not on disk would be lost with this daemon, so it is not returned to the client.
+            // A lease that is not on disk would be lost with this daemon, so the client must not get it.
             self.save()?;
             log!("dhcp: {said}");
         }

@@ -1,4 +1,4 @@
-//! The thread of one lease: sleeps until the lease is due for extension, extends it, and handles its loss.
+//! Runs one lease's thread: it sleeps until the lease must be extended, extends it, and acts if the lease is lost.
 //!
 //! Source: RFC 2131 §4.4.5, RFC 8415 §18.2.
 
@@ -20,17 +20,17 @@ use crate::v6::identity::Identity as Identity6;
 use crate::v6::message::Kind;
 use crate::v6::timing::{self, Waits};
 
-/// Shortest time between two attempts to extend.
+/// Minimum time between two attempts to extend a lease.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// Longest time until a retry after a failure of this node.
+/// Maximum time until a retry, if the error is on this node.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Origin of a lease.
+/// Where a lease came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// A server granted it just now.
     Acquired,
-    /// It was read from the state of the previous daemon.
+    /// The previous daemon left it on disk.
     Restored,
 }
 
@@ -43,13 +43,13 @@ enum Due {
     Loss,
 }
 
-/// Result of an attempt to extend a lease.
+/// Outcome of one attempt to extend a lease.
 enum Attempt {
-    /// The lease was extended or lost.
+    /// The lease was extended, or it is lost.
     Settled,
     /// No server answered.
     Silence,
-    /// This node lacks a resource to find the interface.
+    /// This node lacks a resource that it needs to find the interface.
     Failed,
     /// The lease no longer exists.
     Gone,
@@ -68,7 +68,7 @@ impl Record {
         }
     }
 
-    /// Returns the time until another action is due.
+    /// Returns how long the lease has until the next action is due.
     fn remaining(&self, due: &Due, now: u64) -> Duration {
         let age = Duration::from_millis(now.saturating_sub(self.granted));
         let Times { renewal: _, rebinding, expiry } = self.terms.times();
@@ -79,8 +79,8 @@ impl Record {
         .saturating_sub(age)
     }
 
-    /// Returns the pause after an unsuccessful attempt: half of the remaining time, as in RFC 2131. Any server is
-    /// requested as soon as it is time for that, also if the last attempt with the lease's server took until then.
+    /// Returns the pause after an unsuccessful attempt: half the remaining time, as in RFC 2131. When T2 is reached,
+    /// any server is asked at once, even if the last attempt with the lease's own server has only just failed.
     fn pause(&self, due: &Due, now: u64) -> Duration {
         let remaining = self.remaining(due, now);
         match due {
@@ -90,7 +90,7 @@ impl Record {
     }
 }
 
-/// Attempts to extend one lease since the last successful one.
+/// Attempts to extend a lease since it was last extended.
 struct Attempts {
     /// Kind of the last action, and the pauses between its messages.
     series: Option<(std::mem::Discriminant<Due>, Waits)>,
@@ -112,7 +112,7 @@ impl Attempts {
 // === impl LeaseManager ===
 
 impl LeaseManager {
-    /// Starts the thread of a lease.
+    /// Starts the thread for a lease.
     pub(super) fn manage(self: &Arc<Self>, held: Arc<HeldLease>, origin: Origin) -> Result<(), Error> {
         let record = held.record();
         let key = (record.owner, record.terms.family());
@@ -132,7 +132,7 @@ impl LeaseManager {
         if origin == Origin::Restored {
             self.confirm(held);
         }
-        // A daemon that was stopped for too long sends one request before it treats the lease as lost.
+        // If the daemon was stopped for too long, it sends one request before it treats the lease as lost.
         let mut asked = false;
         let mut attempts = Attempts { series: None, longest: self.settings.timing.resend_max };
         loop {
@@ -169,7 +169,7 @@ impl LeaseManager {
         }
     }
 
-    /// Confirms that the IPv6 address of a restored lease still belongs to its link. If an extension is due, that is
+    /// Confirms that a restored lease's IPv6 address still belongs on this link. If an extension is due anyway, that is
     /// enough.
     fn confirm(&self, held: &HeldLease) {
         let record = held.record();
@@ -180,7 +180,7 @@ impl LeaseManager {
         if held.sleep(timing::random_tenth(timing::CONFIRM_DELAY * 10)) {
             return;
         }
-        // A missing interface is noticed when an action is due.
+        // If the interface is missing, the next action that is due will notice it.
         let Ok(Some(lease_link)) =
             self.find_lease_link(&record.netns, &record.owner.ifname, Some(record.inode))
         else {
@@ -200,7 +200,7 @@ impl LeaseManager {
         }
     }
 
-    /// Attempts once to extend a lease.
+    /// Tries once to extend a lease.
     fn extend(&self, record: &Record, due: &Due, waits: &Waits, held: &HeldLease) -> Attempt {
         let name = describe(&record.owner);
         let lease_link = match self.find_lease_link(&record.netns, &record.owner.ifname, Some(record.inode)) {
@@ -222,7 +222,7 @@ impl LeaseManager {
                 let mut record = lock(&held.record);
                 (record.terms, record.granted) = (*terms, asked_at);
                 drop(record);
-                // On disk the lease is then only older than in memory, and is extended again.
+                // The lease on disk is then merely older than the one in memory, and would be extended again.
                 if let Err(error) = self.save() {
                     log!("dhcp: {name}: {error}");
                 }
@@ -270,7 +270,7 @@ impl LeaseManager {
         }
     }
 
-    /// Takes the address of a lost lease from the container.
+    /// Takes a lost lease's address away from the container.
     fn handle_loss(&self, held: &HeldLease, why: &str) {
         let record = held.record();
         let (name, address) = (describe(&record.owner), record.terms.address());

@@ -1,10 +1,9 @@
-//! GC: releases the leases of attachments that no longer exist, one after the other.
+//! GC: releases leases whose attachments no longer exist, one after the other.
 //!
-//! Rules:
-//! - The client is answered within a timeout, whatever the servers do. Remaining leases are released afterwards, and
-//!   errors are logged.
+//! - The client gets an answer within a timeout, no matter how slow the servers are. Leases that remain are released
+//!   afterwards, and errors are logged.
 //! - An attachment that is added again meanwhile keeps its leases, and one that is being added is left alone.
-//! - If the daemon is killed, the remaining leases are on disk, and the next GC finds them.
+//! - If the daemon is killed, the remaining leases are still on disk, and the next GC finds them.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -17,12 +16,12 @@ use super::held_lease::lock;
 use super::{LeaseManager, STACK, describe};
 use crate::owner::Owner;
 
-/// Timeout of the answer, half of the plugin's: a DHCPv6 server that does not answer costs three seconds for each
-/// lease.
+/// Time until the client gets an answer, half the plugin's own timeout. A DHCPv6 server that does not answer costs
+/// three seconds per lease.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl LeaseManager {
-    /// Releases every lease of a network whose attachment is not in the list.
+    /// Releases every lease in a network whose attachment is not in the list.
     pub fn retain(self: &Arc<Self>, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
         let stale = self.invalid(network, valid);
         if stale.is_empty() {
@@ -34,7 +33,8 @@ impl LeaseManager {
         let manager = Arc::clone(self);
         let work = move || {
             for owner in stale {
-                // An ADD or DEL of the attachment has removed the owner from the set.
+                // An ADD or DEL for the attachment removes the owner from the set, and then nothing must be released
+                // here.
                 let is_stale = lock(&manager.stale).remove(&owner);
                 let outcome = if is_stale { manager.release(&owner) } else { Ok(()) };
                 if let Err(mpsc::SendError(Err(error))) = sender.send(outcome) {
@@ -60,7 +60,7 @@ impl LeaseManager {
         cni::error::collected(errors)
     }
 
-    /// Returns the owners with leases of this network that are not in the list.
+    /// Lists the owners that have leases in this network and are not in the list.
     fn invalid(&self, network: &str, valid: &[ValidAttachment]) -> Vec<Owner> {
         let is_valid = |owner: &Owner| {
             valid.iter().any(|one| one.container_id == owner.container && one.ifname == owner.ifname)

@@ -1,11 +1,11 @@
-//! Lease in memory, and the signal that wakes its thread.
+//! A lease in memory, and the signal that wakes its thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::state::Record;
 
-/// Lease in memory, and the signal that wakes its thread.
+/// Lease that a thread manages. Stopping it wakes the thread, which then ends.
 #[derive(Debug)]
 pub(super) struct HeldLease {
     pub(super) record: Mutex<Record>,

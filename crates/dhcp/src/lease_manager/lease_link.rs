@@ -1,4 +1,4 @@
-//! The link that uses a lease, and the DHCP clients for it.
+//! Finds the link that uses a lease, and builds the DHCP clients for it.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +16,10 @@ use crate::v6;
 use crate::v6::V6Request;
 use crate::v6::identity::Identity as Identity6;
 
-/// Maximum length of a client identity, in bytes, without the type byte.
+/// Maximum client identity in bytes, without the type byte.
 const IDENTITY_MAX: usize = 254;
 
-/// Link that uses a lease, and its namespace.
+/// Link that uses a lease, together with its namespace.
 pub(super) struct LeaseLink {
     pub(super) netns: Netns,
     pub(super) link: Link,
@@ -50,14 +50,15 @@ impl LeaseManager {
         Ok(Client { netns, ifname: &link.name, hardware, identity, options, timing, broadcast })
     }
 
-    /// Returns the link in the namespace at `path`; both must exist.
+    /// Finds the link in the namespace at `path`; both must exist.
     pub(super) fn lease_link(&self, path: &Path, ifname: &str) -> Result<LeaseLink, Error> {
         let netns = plugin_support::netns::open_netns(&self.with_host_prefix(path))?;
         let link = netns.rtnl().and_then(|mut net| net.link(ifname)).or_refused()?;
         Ok(LeaseLink { netns, link })
     }
 
-    /// As the above, but `None` if one of them does not exist, or the namespace is not the `expected` one.
+    /// Like [`lease_link`](Self::lease_link), but returns `None` if the namespace or the link does not exist, or if the
+    /// namespace is not the `expected` one.
     pub(super) fn find_lease_link(
         &self,
         path: &Path,
@@ -78,16 +79,16 @@ impl LeaseManager {
     }
 }
 
-/// Reads a link that was set up just now, its other end or parent in another namespace, and the bridge of that.
+/// Reads a link that has just been set up, then its other end or parent in another namespace, and the bridge there.
 ///
-/// Since Linux 6.8 the request makes the kernel process a change of carrier at once. Until then the kernel drops what the
-/// link sends, and so do a bridge whose port is the other end, and a bridge without another port: the first message to the
-/// server, or its answer, would be lost.
+/// Since Linux 6.8, reading a link makes the kernel process a carrier change at once. Until then, the kernel drops what
+/// the link sends; so does a bridge whose port is the other end, and a bridge without another port. The first message
+/// to the server, or the answer to it, would be lost.
 pub(super) fn settle_carrier(netns: &Netns, link: &Link) {
-    // The messages are repeated, so a failure only delays the lease.
+    // The messages are repeated, so a failure here only delays the lease.
     let _ = netns.rtnl().and_then(|mut net| net.link_at(link.index));
     if let (Some(other), true) = (link.link, link.link_netns_id.is_some()) {
-        // That may be a third namespace: then an unrelated link is read, which changes nothing.
+        // The other end may be in a third namespace; then this reads an unrelated link, which changes nothing.
         let _ = Rtnl::open().and_then(|mut host| match host.link_at(other)?.master {
             Some(bridge) => host.link_at(bridge).map(drop),
             None => Ok(()),
@@ -110,7 +111,7 @@ pub(super) fn inode(netns: &Netns) -> Result<u64, Error> {
     netns.identity().map(Identity::inode).or_refused()
 }
 
-/// Returns the identity of a client, as in the reference plugin: type 0, and a text that may be truncated.
+/// Returns the client identity that the Go plugin would use: type 0, and a text that may be truncated.
 pub(super) fn identity(owner: &Owner) -> Vec<u8> {
     let Owner { container, network, ifname } = owner;
     let mut identity = vec![0];

@@ -1,10 +1,10 @@
-//! Takeover of the leases that the Go plugin's daemon managed. A thread requests each of them, and it is then managed
-//! as if it had been acquired here.
+//! Takes over leases that the Go plugin's daemon managed. A thread requests each lease again, and from then on it is
+//! managed as if it had been acquired here.
 //!
-//! Rules:
-//! - Only leases are changed. If the address is refused, or no server answers, the interface keeps it.
-//! - A silent server is asked less and less often, for a day. The deletion of the container or a DEL ends that.
-//! - A killed takeover starts again: granted leases are on disk, the others are still in the cache.
+//! - Only leases change. If the server refuses the address, or no server answers, the interface still keeps it.
+//! - A silent server is asked less and less often, for up to a day. The takeover ends earlier if the container is
+//!   deleted or a DEL comes.
+//! - A killed takeover starts again: granted leases are on disk, and the others are still in the cache.
 //!
 //! Source: RFC 2131 §3.2.
 
@@ -30,25 +30,25 @@ use crate::terms::Terms;
 use crate::v4::exchange::Extension;
 use crate::v4::lease::Lease;
 
-/// Delay between the starts of two takeovers, so that not all requests are sent at once.
+/// Delay between the starts of two takeovers, so that the requests are not all sent at once.
 const APART: Duration = Duration::from_millis(20);
-/// First pause after a request without an answer; each pause is twice as long as the one before.
+/// First pause after a request without an answer; each further pause is twice as long.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Longest time of a takeover: an address without an answer for so long has expired.
+/// Maximum duration of a takeover. By then, an address without an answer has expired.
 const TAKEOVER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Granted lease, and the time of the request in milliseconds since the boot.
+/// Granted lease, with the request time in milliseconds since boot.
 struct Grant {
     lease: Lease,
     granted: u64,
 }
 
-/// Takeover of one lease that is in progress or failed.
+/// Takeover that is in progress or has failed.
 #[derive(Debug, Default)]
 pub(super) struct Takeover {
     /// Whether the lease is no longer needed.
     is_canceled: AtomicBool,
-    /// Reason why the lease is not managed yet.
+    /// Reason why the lease is not managed yet, for the error that clients get.
     why: Mutex<&'static str>,
     guard: Mutex<()>,
     wakeup: Condvar,
@@ -80,7 +80,7 @@ impl Takeover {
 }
 
 impl LeaseManager {
-    /// Finds attachments whose daemon at this socket was another one, and starts the takeover of their leases.
+    /// Finds attachments that another daemon on this socket served, and starts to take over their leases.
     pub fn take_over(self: &Arc<Self>, directories: &[PathBuf], socket: &Path) {
         let is_known = |owner: &Owner| self.find(owner, Family::Ipv4).is_some();
         let found = orphans::find(directories, &self.settings.host_prefix, socket, &is_known);
@@ -106,7 +106,7 @@ impl LeaseManager {
         }
     }
 
-    /// Returns an orphan's interface; `None` if its container no longer exists.
+    /// Finds an orphan's interface; `None` if the container no longer exists.
     fn locate(&self, orphan: &Orphan, expected: Option<u64>) -> Result<Option<LeaseLink>, Error> {
         let Orphan { owner, netns, address, .. } = orphan;
         let Some(lease_link) = self.find_lease_link(netns, &owner.ifname, expected)? else { return Ok(None) };
@@ -144,7 +144,7 @@ impl LeaseManager {
         }
     }
 
-    /// Sends requests until a server answers, or the container no longer exists.
+    /// Sends requests until a server answers or the container no longer exists.
     fn reclaim(self: &Arc<Self>, orphan: &Orphan, inode: u64, takeover: &Arc<Takeover>) {
         let (name, address) = (describe(&orphan.owner), orphan.address);
         let end = Instant::now() + TAKEOVER_MAX;
@@ -213,7 +213,7 @@ impl LeaseManager {
         (pause * 2).min(self.settings.timing.resend_max.max(PAUSE))
     }
 
-    /// Manages a granted lease like any other; if it is no longer needed, releases it.
+    /// Manages a granted lease like any other; releases it if it is no longer needed.
     fn reclaimed(
         self: &Arc<Self>,
         orphan: &Orphan,
@@ -226,7 +226,8 @@ impl LeaseManager {
         let terms = Terms::V4 { options, priority, lease };
         let record = Record { owner, netns, inode, granted, lost: None, terms };
         let name = describe(&record.owner);
-        // The lock is held until the lease is managed, so a concurrent DEL finds the owner in one of the two places.
+        // The lock is held until the lease is managed, so that a concurrent DEL finds the owner in one of the two
+        // places.
         let mut orphans = lock(&self.orphans);
         if takeover.is_unwanted() {
             drop(orphans);
@@ -243,14 +244,14 @@ impl LeaseManager {
         }
     }
 
-    /// Ends the takeover for an owner, if there is one.
+    /// Cancels an owner's takeover, if there is one.
     pub(super) fn cancel_takeover(&self, owner: &Owner) {
         if let Some(takeover) = lock(&self.orphans).remove(owner) {
             takeover.end();
         }
     }
 
-    /// Returns the error that explains why there is no lease.
+    /// Returns the error that explains why an owner has no lease.
     pub(super) fn no_lease(&self, owner: &Owner) -> Error {
         let why = lock(&self.orphans).get(owner).map(|takeover| *lock(&takeover.why));
         Error::internal(match why {

@@ -1,4 +1,4 @@
-//! The DHCPv4 exchanges with servers: one client on one link, from the first message to the release.
+//! DHCPv4 exchanges with servers: one client on one link, from the first message to the release.
 //!
 //! ```text
 //!   DISCOVER ─► OFFER ─► REQUEST ─► ACK        broadcast, in frames: there is no address yet
@@ -6,10 +6,9 @@
 //!   RELEASE                                    to the server
 //! ```
 //!
-//! Rules:
-//! - Every wait has a timeout, and repeated messages are sent less and less often.
-//! - An answer counts if it has this transaction and hardware address, and comes from the requested server.
-//! - All sockets are in the container's namespace; this thread stays outside.
+//! - Every wait has a timeout, and messages are repeated less and less often.
+//! - An answer counts only if it has this transaction and MAC address, and comes from the server that was asked.
+//! - All sockets are in the container's namespace, but the thread itself stays outside.
 //!
 //! Source: RFC 2131 §3, §4.1, §4.4; Go plugin `plugins/ipam/dhcp/lease.go`, insomniacslk/dhcp `nclient4`.
 
@@ -27,66 +26,66 @@ use super::lease::{Lease, is_usable};
 use super::message::{Kind, Message, option};
 use super::options::Options;
 
-/// Length of the first waits, give or take a second.
+/// First waits, give or take a second.
 const FAST: Duration = Duration::from_secs(2);
 /// Number of these waits.
 const FAST_TIMES: u32 = 4;
-/// Length of the first wait after those; each is twice as long as the one before.
+/// First wait after those; each further wait is twice as long.
 const SLOW: Duration = Duration::from_secs(4);
 /// Wait before the first message is repeated.
 pub const FIRST_RESEND: Duration = Duration::from_millis(5);
 /// Wait before it is repeated again.
 const SECOND_RESEND: Duration = Duration::from_millis(20);
-/// Interval at which a wait checks whether the client still waits.
+/// Interval at which a waiting exchange checks whether the client still waits.
 pub const POLL: Duration = Duration::from_millis(250);
-/// Stack of a thread that closes a socket, in bytes.
+/// Stack size for a thread that closes a socket, in bytes.
 const STACK: usize = 64 * 1024;
-/// Number of requests for an offer before a new DISCOVER.
+/// Number of requests for an offer before a new DISCOVER is sent.
 const REQUESTS: u32 = 3;
-/// Timeout for the resolution of the server's hardware address before a release.
+/// Timeout for resolving the server's MAC address before a release.
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_millis(200);
-/// Maximum size of a message that the client accepts, in bytes.
+/// Maximum message that the client accepts, in bytes.
 const SIZE_MAX: u16 = 1500;
 
-/// Timeouts of the client.
+/// Client timeouts, from the daemon's flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Longest wait for one answer.
+    /// Maximum wait for one answer.
     pub timeout: Duration,
-    /// Longest time between two messages.
+    /// Maximum time between two messages.
     pub resend_max: Duration,
-    /// Longest time to acquire a lease.
+    /// Maximum time for acquiring a lease.
     pub resend_timeout: Duration,
 }
 
 /// DHCPv4 client for a link in a namespace.
 #[derive(Debug)]
 pub struct Client<'a> {
-    /// Namespace of the link.
+    /// Namespace that contains the link.
     pub netns: &'a Netns,
-    /// Name of the link.
+    /// Link name.
     pub ifname: &'a str,
-    /// Hardware address of the link.
+    /// MAC address of the link.
     pub hardware: [u8; 6],
-    /// Client identity.
+    /// Client identity (option 61).
     pub identity: &'a [u8],
-    /// Options of the request.
+    /// Options to send and to require.
     pub options: &'a Options,
     /// Timeouts.
     pub timing: Timing,
-    /// Whether servers are to broadcast their answers.
+    /// Whether servers should broadcast their answers.
     pub broadcast: bool,
 }
 
-/// Sockets that receive answers: frames, and datagrams to the present address.
+/// Sockets that receive answers: frames, and datagrams to the current address.
 type Sockets<'a> = (&'a PacketSocket, Option<&'a UdpSocket>);
 
-/// Result of a request to extend a lease.
+/// Outcome of a request to extend a lease.
 #[derive(Debug)]
 pub enum Extension<L = Lease> {
-    /// The lease was extended.
+    /// The server extended the lease.
     Granted(Box<L>),
-    /// The server refused the lease.
+    /// The server refused to extend it.
     Refused,
     /// No server answered.
     Silence,
@@ -95,7 +94,7 @@ pub enum Extension<L = Lease> {
 // === impl Extension ===
 
 impl<L> Extension<L> {
-    /// Converts the lease.
+    /// Converts the lease, if there is one.
     pub fn map<T>(self, make: impl FnOnce(L) -> T) -> Extension<T> {
         match self {
             Extension::Granted(lease) => Extension::Granted(Box::new(make(*lease))),
@@ -108,7 +107,7 @@ impl<L> Extension<L> {
 // === impl Timing ===
 
 impl Timing {
-    /// Returns the wait after the message with this number, from 0.
+    /// Returns the wait after message `number`, counted from 0.
     fn wait(&self, number: u32) -> Duration {
         let doubled =
             SLOW.saturating_mul(1_u32.checked_shl(number.saturating_sub(FAST_TIMES)).unwrap_or(u32::MAX));
@@ -165,7 +164,7 @@ impl Client<'_> {
                 let message = format!("{}: {why} within {seconds} s", self.ifname);
                 return Err(Error::new(code::TRY_AGAIN_LATER, message));
             }
-            // After an unusable answer the next attempt waits, too.
+            // After an unusable answer, the next attempt must wait as well.
             pause(until, is_over);
         }
         Err(Error::internal("unreachable: an endless loop ended"))
@@ -200,14 +199,15 @@ impl Client<'_> {
         Ok(None)
     }
 
-    /// Requests the server to extend a lease, once. `is_over`: the lease is no longer needed.
+    /// Asks the lease's own server to extend the lease, once. `is_over` tells that the lease is no longer needed.
     ///
-    /// The answer may be a broadcast, which a socket bound to the address does not receive, so frames are read, too.
+    /// The answer may be a broadcast, which a socket bound to the address does not receive. Frames are therefore read,
+    /// too.
     pub fn renew(&self, lease: &Lease, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
         let from = SocketAddrV4::new(lease.address.addr(), CLIENT_PORT);
         let to = SocketAddrV4::new(lease.server, SERVER_PORT);
         let Ok(direct) = self.netns.run(|| udp_on(self.ifname, from, to)).or_refused()? else {
-            // The container does not have the address, so any server is requested.
+            // The container does not have the address yet, so the request must be a broadcast to any server.
             return self.rebind(lease, is_over);
         };
         let socket =
@@ -222,7 +222,7 @@ impl Client<'_> {
         })
     }
 
-    /// Requests any server to extend a lease, once.
+    /// Asks any server to extend a lease, once.
     pub fn rebind(&self, lease: &Lease, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
         let socket =
             self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
@@ -233,7 +233,7 @@ impl Client<'_> {
         })
     }
 
-    /// Requests from any server an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
+    /// Asks any server for an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
     pub fn reclaim(&self, address: Ipv4Addr, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
         let socket =
             self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
@@ -248,8 +248,8 @@ impl Client<'_> {
         self.await_verdict((&socket, None), None, request.transaction, is_over, &judge)
     }
 
-    /// Waits for the result of a request, from one server (`from`) or any. From any, a refusal counts only if no server
-    /// grants the lease, because a server that does not know the lease may answer first.
+    /// Waits for the outcome from one server (`from`) or from any. When any server may answer, a refusal counts only if
+    /// no server grants the lease, because a server that does not know the lease may answer first.
     fn await_verdict(
         &self,
         sockets: Sockets<'_>,
@@ -274,7 +274,7 @@ impl Client<'_> {
         Ok(extension)
     }
 
-    /// Releases the address at the server. There is no answer.
+    /// Releases the address at the server, which sends no answer.
     pub fn release(&self, lease: &Lease) -> Result<(), Error> {
         let mut message = Message::new(Kind::Release, random(), self.hardware);
         message.client = lease.address.addr();
@@ -282,8 +282,8 @@ impl Client<'_> {
         message.set(option::CLIENT, self.own_identity());
         let from = SocketAddrV4::new(lease.address.addr(), CLIENT_PORT);
         let to = SocketAddrV4::new(lease.server, SERVER_PORT);
-        // A packet that waits for the server's hardware address would be lost with the interface, which is removed
-        // next. The ping resolves that address; whether it is answered does not matter. If it cannot be sent, the
+        // The interface is removed next, and with it any packet that still waits for the server's MAC address. The ping
+        // resolves that address; whether the server answers it does not matter. If the ping cannot be sent, the
         // interface does not have the address yet.
         let pinged =
             self.netns.run(|| echo::ping((*to.ip()).into(), Some((*from.ip()).into()), NEIGHBOUR_TIMEOUT));
@@ -293,7 +293,7 @@ impl Client<'_> {
                 Ok(_) => Ok(()),
                 Err(cause) => Err(Error::io(format_args!("release {} to {to}", lease.address), cause)),
             },
-            // Without the address the message is broadcast like the request.
+            // Without the address, the message is broadcast like the request.
             _ => {
                 let socket = self
                     .netns
@@ -305,7 +305,7 @@ impl Client<'_> {
         }
     }
 
-    /// Returns a message with the fields that all messages have.
+    /// Builds a message with the fields that all messages have.
     fn message(&self, kind: Kind, transaction: u32) -> Message {
         let mut message = Message::new(kind, transaction, self.hardware);
         message.broadcast = self.broadcast;
@@ -321,7 +321,7 @@ impl Client<'_> {
         message
     }
 
-    /// Returns the client identity of every message: the configured one, else the client's.
+    /// Returns the client identity for all messages: the configured one, or the client's own.
     fn own_identity(&self) -> Vec<u8> {
         let configured = self.options.provided.iter().find(|(number, _)| *number == option::CLIENT);
         configured.map_or(self.identity, |(_, value)| value).to_vec()
@@ -337,7 +337,7 @@ impl Client<'_> {
         socket.send(&frame::broadcast(self.hardware, from, &message.encode())).or_refused()
     }
 
-    /// Returns the first wanted answer for this transaction.
+    /// Returns the first answer to this transaction that `wanted` accepts.
     fn listen(
         &self,
         (socket, beside): Sockets<'_>,
@@ -366,19 +366,19 @@ impl Client<'_> {
     }
 }
 
-/// Closes a socket in another thread. The kernel waits about ten milliseconds until the socket is no longer in use
-/// (packet(7), `synchronize_net`), for which the container need not wait.
+/// Closes a socket in another thread. The kernel takes about ten milliseconds until the socket is no longer in use
+/// (packet(7), `synchronize_net`), and the container should not have to wait for that.
 fn close_in_thread(socket: PacketSocket) {
     // If no thread can be started, the closure is dropped, and the socket with it.
     let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || drop(socket));
 }
 
-/// Returns the meaning of an answer for a lease that is to be extended; `None` if it is not about the lease.
+/// Interprets an answer to a request for extension; `None` if it is not about this lease.
 fn verdict(lease: &Lease, answer: Message) -> Option<Extension> {
     match answer.kind()? {
         Kind::Nak => Some(Extension::Refused),
         Kind::Ack if answer.yours == lease.address.addr() => {
-            // An extension may omit options of the original answer.
+            // The server may omit options that it sent in the original answer.
             let mut answer = answer;
             for number in [option::SUBNET_MASK, option::SERVER] {
                 if answer.option(number).is_none()
@@ -393,13 +393,13 @@ fn verdict(lease: &Lease, answer: Message) -> Option<Extension> {
     }
 }
 
-/// Returns the lease of a DHCPACK; `None` if it is invalid.
+/// Reads the lease from a DHCPACK; `None` if it is invalid.
 fn granted(answer: Message) -> Option<Extension> {
     Lease::of(answer).ok().map(|lease| Extension::Granted(Box::new(lease)))
 }
 
-/// Repeats a message until there is an answer, each time after twice the wait. A bridge port forwards only a moment
-/// after its link is up, and earlier messages are lost.
+/// Repeats a message until there is an answer, each time after twice the wait. A bridge port starts forwarding only a
+/// moment after the link is up, and earlier messages are lost.
 fn repeat_quickly<T>(
     until: Instant,
     is_over: &dyn Fn() -> bool,
@@ -415,20 +415,20 @@ fn repeat_quickly<T>(
     }
 }
 
-/// Returns the wait after `wait`: one quick repetition, and then twice the time each, so that a server that answers slowly
-/// gets few messages.
+/// Returns the wait after `wait`: one quick repetition, then twice the time each, so that a slow server gets few
+/// messages.
 pub fn next_wait(wait: Duration) -> Duration {
     if wait == FIRST_RESEND { SECOND_RESEND } else { wait * 2 }
 }
 
-/// Waits until the time, or until the client no longer waits.
+/// Waits until the given time, or until the client no longer waits.
 pub fn pause(until: Instant, is_over: &dyn Fn() -> bool) {
     while Instant::now() < until && !is_over() {
         std::thread::sleep(POLL.min(until.saturating_duration_since(Instant::now())));
     }
 }
 
-/// Returns an unpredictable number: the standard library seeds its hashes with the system's randomness.
+/// Returns an unpredictable number; the standard library seeds its hashes with system randomness.
 pub fn random() -> u32 {
     (std::collections::hash_map::RandomState::new().build_hasher().finish() >> 16) as u32
 }

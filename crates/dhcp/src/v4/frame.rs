@@ -1,27 +1,27 @@
-//! A DHCP message in an Ethernet frame with IPv4 and UDP, for a client without an address.
+//! Wraps a DHCP message in an Ethernet frame with IPv4 and UDP, for a client that has no address yet.
 //!
-//! Rules: A frame is ignored if it is incomplete, not IPv4, a fragment, not UDP to the client's port, or has a wrong
-//! header checksum. The UDP checksum is not verified: the kernel omits it between interfaces of one host.
+//! A received frame is ignored if it is incomplete, not IPv4, a fragment, not UDP to the client's port, or has a wrong
+//! header checksum. The UDP checksum is not verified, because the kernel omits it between interfaces on one host.
 //!
 //! Source: RFC 791, RFC 768, RFC 1071; RFC 2131 §4.1.
 
 use std::net::Ipv4Addr;
 
-/// Port of the client.
+/// Client port.
 pub const CLIENT_PORT: u16 = 68;
-/// Port of the server.
+/// Server port.
 pub const SERVER_PORT: u16 = 67;
 
-/// Length of the Ethernet header, in bytes.
+/// Ethernet header length in bytes.
 const ETHERNET: usize = 14;
-/// Length of the IPv4 header without options, in bytes.
+/// IPv4 header length without options, in bytes.
 const IP: usize = 20;
-/// Length of the UDP header, in bytes.
+/// UDP header length in bytes.
 const UDP: usize = 8;
 /// Protocol number `IPPROTO_UDP`.
 const PROTOCOL: u8 = 17;
 
-/// Returns a broadcast frame to servers with `payload`; the source address `0.0.0.0` means "none".
+/// Builds a broadcast frame to servers; the source address `0.0.0.0` means that the client has none.
 pub fn broadcast(hardware: [u8; 6], from: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     let length = |headers: usize| u16::try_from(headers + payload.len()).unwrap_or(u16::MAX).to_be_bytes();
     let mut frame = vec![0xff; 6];
@@ -30,7 +30,7 @@ pub fn broadcast(hardware: [u8; 6], from: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     let mut ip = [0; IP];
     ip[0] = 0x45;
     ip[2..4].copy_from_slice(&length(IP + UDP));
-    // Flag "do not fragment"; then the time to live.
+    // The flag "do not fragment", then the time to live.
     ip[6] = 0x40;
     ip[8] = 64;
     ip[9] = PROTOCOL;
@@ -52,7 +52,7 @@ pub fn broadcast(hardware: [u8; 6], from: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     [frame.as_slice(), &ip, &udp, payload].concat()
 }
 
-/// Returns the payload of a frame for a DHCP client.
+/// Returns a frame's payload, if it is for a DHCP client.
 pub fn payload(frame: &[u8]) -> Option<&[u8]> {
     let packet = frame.get(ETHERNET..)?;
     if frame[12..ETHERNET] != [0x08, 0x00] {
@@ -65,7 +65,7 @@ pub fn payload(frame: &[u8]) -> Option<&[u8]> {
     }
     let ip = packet.get(..header)?;
     let total = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
-    // The mask omits the flag "do not fragment".
+    // The mask leaves out the flag "do not fragment".
     let is_fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff != 0;
     if checksum(&[ip]) != 0 || is_fragment || ip[9] != PROTOCOL {
         return None;
@@ -77,7 +77,7 @@ pub fn payload(frame: &[u8]) -> Option<&[u8]> {
     payload.get(..length.checked_sub(UDP)?).filter(|_| is_for_us)
 }
 
-/// Returns the RFC 1071 checksum over the parts; all but the last have an even length.
+/// Computes the RFC 1071 checksum over the parts; all but the last must have an even length.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u64 =
@@ -90,7 +90,7 @@ fn checksum(parts: &[&[u8]]) -> u16 {
 mod tests {
     use super::*;
 
-    /// Returns a frame as a server sends it, to the client's port.
+    /// Builds a frame like one from a server, to the client's port.
     fn answer(payload: &[u8]) -> Vec<u8> {
         let mut frame = broadcast([2, 0, 0, 0, 0, 1], Ipv4Addr::new(10, 0, 0, 1), payload);
         frame[ETHERNET + IP + 2..ETHERNET + IP + 4].copy_from_slice(&CLIENT_PORT.to_be_bytes());

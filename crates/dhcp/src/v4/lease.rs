@@ -1,10 +1,9 @@
-//! A DHCPv4 lease: what a server granted in its DHCPACK, and the CNI result for the container.
+//! DHCPv4 lease: what a server granted in a DHCPACK, and the CNI result for the container.
 //!
-//! Rules:
-//! - Everything in the DHCPACK is untrusted.
-//! - Times are ordered and have a minimum, so that no server makes the client send permanently.
+//! - Nothing in the DHCPACK is trusted.
+//! - Times are put in order and have a minimum, so that no server can make the client send all the time.
 //! - DNS names are validated.
-//! - An invalid list of routes is ignored without affecting the others.
+//! - An invalid route list is ignored, but the other options still count.
 //!
 //! Source: RFC 2131 §4.4, RFC 2132; RFC 3442 (121), RFC 3397 (119); Go plugin `plugins/ipam/dhcp/lease.go`.
 
@@ -18,31 +17,31 @@ use linux::route::SCOPE_LINK;
 
 use super::message::{Message, option};
 
-/// Duration of a lease without a lease time.
+/// Duration of a lease if the server sends no lease time.
 const LEASE_DEFAULT: Duration = Duration::from_secs(60 * 60);
 /// Lease time that means "infinite".
 const INFINITE: u32 = u32::MAX;
-/// Minimum of all times.
+/// Minimum for all times.
 pub const SHORTEST: Duration = Duration::from_secs(1);
-/// Maximum number of names, and of name servers.
+/// Maximum number of search names, and of DNS servers.
 pub const NAMES_MAX: usize = 32;
-/// Maximum length of a name, in characters; RFC 1035.
+/// Maximum name length in characters; RFC 1035.
 const NAME_MAX: usize = 253;
 
 /// Granted lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Address with the prefix length of its subnet.
+    /// Address with the subnet's prefix length.
     pub address: Ipv4Net,
-    /// Address of the server.
+    /// Server address.
     pub server: Ipv4Addr,
-    /// Time from which the server is requested to extend it, relative to the grant (T1).
+    /// When to start asking the lease's own server for an extension, relative to the grant (T1).
     pub renewal: Duration,
-    /// Time from which any server is requested to extend it (T2).
+    /// When to start asking any server (T2).
     pub rebinding: Duration,
-    /// Time of its end; `None`: never.
+    /// When the lease ends; `None` means never.
     pub expiry: Option<Duration>,
-    /// DHCPACK.
+    /// DHCPACK, which the lease file stores.
     pub ack: Message,
 }
 
@@ -95,7 +94,7 @@ impl Lease {
         self.ack.addresses(option::ROUTERS).into_iter().find(|router| is_usable(*router))
     }
 
-    /// Returns the classless routes if there are any (RFC 3442), else the static routes and the default route.
+    /// Returns the classless routes if there are any (RFC 3442), otherwise the static routes and the default route.
     fn routes(&self) -> Vec<Route> {
         for number in [option::CLASSLESS_ROUTES, option::MICROSOFT_ROUTES] {
             let routes = self.ack.option(number).and_then(classless).unwrap_or_default();
@@ -130,13 +129,13 @@ impl Lease {
     }
 }
 
-/// Whether a host can have the address.
+/// Whether a host can have this address.
 pub fn is_usable(address: Ipv4Addr) -> bool {
     let first = address.octets()[0];
     !address.is_loopback() && first != 0 && first < 224
 }
 
-/// Decodes routes of RFC 3442; `None` if the list is invalid.
+/// Decodes RFC 3442 routes; `None` if the list is invalid.
 fn classless(mut rest: &[u8]) -> Option<Vec<Route>> {
     let mut routes = Vec::new();
     while let Some((width, later)) = rest.split_first() {
@@ -158,7 +157,7 @@ fn classless(mut rest: &[u8]) -> Option<Vec<Route>> {
     Some(routes)
 }
 
-/// Returns the classful network of an address.
+/// Returns the classful network that an address belongs to, for static routes without a mask.
 fn classful(address: Ipv4Addr) -> Ipv4Net {
     let length = match address.octets()[0] {
         0..128 => 8,
@@ -168,7 +167,7 @@ fn classful(address: Ipv4Addr) -> Ipv4Net {
     Ipv4Net::new(address, length).unwrap_or_default().trunc()
 }
 
-/// Decodes names of RFC 3397, which may refer to earlier parts of the option. An invalid name ends the list.
+/// Decodes RFC 3397 names, which may refer to earlier parts of the option. The first invalid name ends the list.
 pub fn search(bytes: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     let mut at = 0;
@@ -182,7 +181,7 @@ pub fn search(bytes: &[u8]) -> Vec<String> {
     names
 }
 
-/// Decodes the name at a position; returns it with the position of the next one.
+/// Decodes the name at a position; returns it with the next name's position.
 fn read_name(bytes: &[u8], start: usize) -> Option<(String, usize)> {
     let mut labels: Vec<String> = Vec::new();
     let (mut at, mut after) = (start, None);
@@ -198,7 +197,7 @@ fn read_name(bytes: &[u8], start: usize) -> Option<(String, usize)> {
             192.. => {
                 let target = (length & 0x3f) << 8 | usize::from(*bytes.get(at + 1)?);
                 after = after.or(Some(at + 2));
-                // Only backwards: a name that refers to itself would never end.
+                // Only backwards, because a name that refers to itself would never end.
                 if target >= at {
                     return None;
                 }

@@ -1,13 +1,12 @@
-//! Codec of DHCPv4 messages.
+//! DHCPv4 message codec.
 //!
-//! Rules:
-//! - Input is untrusted. A message that is too short, has no cookie, or has an option beyond its end is invalid.
-//! - Split options are joined (RFC 3396). Options in the fields for file and server name are read, too (RFC 2131 §4.1,
+//! - Input is untrusted. A message is invalid if it is too short, has no cookie, or has an option that exceeds its end.
+//! - Split options are joined (RFC 3396). Options in the file and server name fields are read, too (RFC 2131 §4.1,
 //!   option 52).
-//! - A decoded message is not larger than its datagram.
+//! - A decoded message is never larger than its datagram.
 //!
-//! No library is used, because the well-maintained ones depend on a resolver and on Unicode tables, which are several
-//! times larger than this program.
+//! No library is used: the well-maintained ones depend on a resolver and on Unicode tables, which are several times
+//! larger than this program.
 //!
 //! Source: RFC 2131 §2, RFC 2132, RFC 3396.
 
@@ -17,17 +16,17 @@ pub use plugin_config::dhcp::v4::option;
 
 /// Length of the part before the options, in bytes.
 const FIXED: usize = 236;
-/// Bytes at the start of the options.
+/// Magic cookie at the start of the options.
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// Minimum size of a message that every relay forwards, in bytes.
+/// Minimum message that every relay forwards, in bytes.
 const SHORTEST: usize = 300;
 /// Fields that can contain further options: file, then server name.
 const FILE: std::ops::Range<usize> = 108..236;
 const SERVER_NAME: std::ops::Range<usize> = 44..108;
-/// Flag that requests broadcast answers.
+/// Flag that asks for broadcast answers.
 const BROADCAST: u16 = 0x8000;
 
-/// Type of a message.
+/// Message type (option 53).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The client searches for servers.
@@ -49,15 +48,15 @@ pub enum Kind {
 pub struct Message {
     /// Whether it is an answer.
     pub reply: bool,
-    /// Transaction id, which relates answers to requests.
+    /// Transaction id, by which answers are matched to requests.
     pub transaction: u32,
-    /// Whether answers are to be broadcast.
+    /// Whether answers should be broadcast.
     pub broadcast: bool,
-    /// Present address of the client, if it has one.
+    /// Address that the client already has, if any.
     pub client: Ipv4Addr,
     /// Address that the server assigns.
     pub yours: Ipv4Addr,
-    /// Hardware address of the client.
+    /// Client MAC address.
     pub hardware: [u8; 6],
     /// Options in order, each number once.
     pub options: Vec<(u8, Vec<u8>)>,
@@ -66,7 +65,7 @@ pub struct Message {
 // === impl Message ===
 
 impl Message {
-    /// Returns a client's message whose only option is its type.
+    /// Builds a client message whose only option is its type.
     pub fn new(kind: Kind, transaction: u32, hardware: [u8; 6]) -> Message {
         let none = Ipv4Addr::UNSPECIFIED;
         let options = vec![(option::MESSAGE_TYPE, vec![kind as u8])];
@@ -87,7 +86,7 @@ impl Message {
         self.options.iter().find(|(known, _)| *known == number).map(|(_, value)| value.as_slice())
     }
 
-    /// Returns the type; `None` if a client does not receive it.
+    /// Returns the type; `None` if it is one that a client never receives.
     pub fn kind(&self) -> Option<Kind> {
         match self.option(option::MESSAGE_TYPE)? {
             [2] => Some(Kind::Offer),
@@ -97,19 +96,19 @@ impl Message {
         }
     }
 
-    /// Returns an option that consists of one address.
+    /// Returns an option that holds one address.
     pub fn address(&self, number: u8) -> Option<Ipv4Addr> {
         let octets: [u8; 4] = self.option(number)?.try_into().ok()?;
         Some(Ipv4Addr::from(octets))
     }
 
-    /// Returns an option that is a list of addresses; incomplete bytes at its end are ignored.
+    /// Returns an option that holds a list of addresses; incomplete bytes at the end are ignored.
     pub fn addresses(&self, number: u8) -> Vec<Ipv4Addr> {
         let list = self.option(number).unwrap_or_default().chunks_exact(4);
         list.map(|octets| Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3])).collect()
     }
 
-    /// Returns an option that is a number of seconds.
+    /// Returns an option that holds a number of seconds.
     pub fn seconds(&self, number: u8) -> Option<u32> {
         Some(u32::from_be_bytes(self.option(number)?.try_into().ok()?))
     }
@@ -118,7 +117,7 @@ impl Message {
     pub fn encode(&self) -> Vec<u8> {
         let Message { reply, transaction, broadcast, client, yours, hardware, options } = self;
         let mut bytes = vec![0; FIXED];
-        // Ethernet, with addresses of six bytes.
+        // Ethernet, with six-byte addresses.
         bytes[..3].copy_from_slice(&[if *reply { 2 } else { 1 }, 1, 6]);
         bytes[4..8].copy_from_slice(&transaction.to_be_bytes());
         if *broadcast {
@@ -129,7 +128,7 @@ impl Message {
         bytes[28..34].copy_from_slice(hardware);
         bytes.extend(COOKIE);
         for (number, value) in options {
-            // An empty option has one piece, too.
+            // An empty option still needs one piece.
             let pieces = if value.is_empty() { vec![&value[..]] } else { value.chunks(255).collect() };
             for piece in pieces {
                 bytes.extend([*number, u8::try_from(piece.len()).unwrap_or(u8::MAX)]);
@@ -145,7 +144,7 @@ impl Message {
     pub fn decode(bytes: &[u8]) -> Option<Message> {
         let fixed = bytes.get(..FIXED)?;
         let rest = bytes.get(FIXED..)?.strip_prefix(&COOKIE)?;
-        // Addresses of other hardware could not be compared.
+        // Addresses on other hardware could not be compared.
         if fixed[1] != 1 || fixed[2] != 6 || !matches!(fixed[0], 1 | 2) {
             return None;
         }

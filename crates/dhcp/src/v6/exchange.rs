@@ -1,14 +1,14 @@
-//! The DHCPv6 exchanges with servers: one client on one link, from the first message to the release.
+//! DHCPv6 exchanges with servers: one client on one link, from the first message to the release.
 //!
-//! Rules:
-//! - Every wait has a timeout. A message is repeated at the RFC's intervals, which grow while no server answers.
-//! - An answer counts if it has this transaction and client, contains a server identifier, and comes from the requested
-//!   server.
-//! - All messages are sent to the servers' multicast group: the option Server Unicast (12) is not used, and a
-//!   UseMulticast status is therefore satisfied.
-//! - The socket is in the container's namespace; this thread stays outside.
-//! - The first message is sent without the RFC's random delay and repeated quickly until a server answers. A bridge
-//!   port forwards only a moment after its link is up, and pods do not start all at once after a power failure.
+//! - Every wait has a timeout. Messages are repeated at the RFC's intervals, which grow while no server answers.
+//! - An answer counts only if it has this transaction and client and a server identifier, and comes from the server
+//!   that was asked.
+//! - All messages go to the servers' multicast group. The Server Unicast option (12) is not used, so a UseMulticast
+//!   status is already satisfied.
+//! - The socket is in the container's namespace, but the thread itself stays outside.
+//! - The first message is sent without the RFC's random delay, and is repeated quickly until a server answers. A bridge
+//!   port starts forwarding only a moment after the link is up, and pods do not all start at once after a power
+//!   failure.
 //!
 //! Source: RFC 8415 §15, §16, §18.2.
 
@@ -31,66 +31,66 @@ use super::message::{Address, Association, Code, Kind, Message, Status, option};
 use super::timing::{self, Waits};
 use crate::v4::exchange::{Extension, FIRST_RESEND, POLL, Timing, next_wait, pause, random};
 
-/// Port of the client.
+/// Client port.
 const CLIENT_PORT: u16 = 546;
-/// Port of servers and relays.
+/// Port on servers and relays.
 const SERVER_PORT: u16 = 547;
 /// Multicast group `All_DHCP_Relay_Agents_and_Servers`.
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
-/// Maximum size of a datagram, in bytes; a longer one is truncated and thereby invalid.
+/// Maximum datagram in bytes; a longer one is truncated and therefore invalid.
 const DATAGRAM_MAX: usize = 9216;
 /// Pause before the port is tried again while another exchange uses it.
 const PORT_RETRY: Duration = Duration::from_millis(10);
-/// Maximum length of a server's DUID, in bytes.
+/// Maximum server DUID in bytes.
 const SERVER_MAX: usize = 130;
-/// Preference with which a server's offer is accepted at once.
+/// Preference that makes the client accept an offer at once.
 const PREFERRED: u8 = 255;
-/// Valid range of a server's SOL_MAX_RT, the longest wait between SOLICITs, in seconds.
+/// Valid range for SOL_MAX_RT, with which a server sets the maximum wait between SOLICITs, in seconds.
 const SOLICIT_LIMITS: std::ops::RangeInclusive<u32> = 60..=86_400;
 
 /// DHCPv6 client for a link in a namespace.
 #[derive(Debug)]
 pub struct Client<'a> {
-    /// Namespace of the link.
+    /// Namespace that contains the link.
     pub netns: &'a Netns,
-    /// Link.
+    /// Link to request the address for.
     pub link: &'a Link,
     /// Client identity.
     pub identity: &'a Identity,
-    /// Request.
+    /// DHCPv6 settings.
     pub v6_request: &'a V6Request,
     /// Timeouts.
     pub timing: Timing,
 }
 
-/// Whether an address still belongs to its link.
+/// Whether an address still belongs on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confirmation {
     /// A server confirms it.
     Belongs,
-    /// A server denies it, and none confirms it.
+    /// A server denies it, and no other server confirms it.
     Elsewhere,
     /// No server answers: the address stays in use (RFC 8415 §18.2.10.1).
     Silence,
 }
 
-/// Offer of a server.
+/// Offer from a server.
 struct Offer {
     server: Vec<u8>,
     preference: u8,
     addresses: Vec<Address>,
 }
 
-/// State of an acquisition.
+/// Acquisition in progress.
 struct Acquisition<'a> {
     socket: UdpSocket,
     end: Instant,
     is_over: &'a dyn Fn() -> bool,
-    /// Reason why there is no lease yet.
+    /// Why there is no lease yet, for the error.
     why: String,
 }
 
-/// Meaning of a REPLY for a lease that is to be extended.
+/// Meaning that a REPLY has for a lease that should be extended.
 enum Verdict {
     Granted(Box<Lease>),
     Refused,
@@ -127,7 +127,7 @@ impl Client<'_> {
         Err(Error::new(code::TRY_AGAIN_LATER, message))
     }
 
-    /// Searches for servers until one assigns an address; `None` if an offered one is not assigned, or after the
+    /// Searches for servers until one assigns an address; `None` if an offered address is not assigned, or after the
     /// timeout.
     fn solicit(&self, acquisition: &mut Acquisition<'_>) -> Result<Option<Lease>, Error> {
         let transaction = transaction();
@@ -140,7 +140,7 @@ impl Client<'_> {
                     if let Extension::Granted(lease) = self.request(acquisition, &offer)? {
                         return Ok(Some(*lease));
                     }
-                    // After an unusable answer the next attempt waits, too.
+                    // After an unusable answer, the next attempt must wait as well.
                     pause(until, acquisition.is_over);
                     return Ok(None);
                 }
@@ -151,8 +151,8 @@ impl Client<'_> {
         Ok(None)
     }
 
-    /// Sends a SOLICIT and waits for answers. Returns the best offer within the first wait, or the first offer after
-    /// it.
+    /// Sends a SOLICIT and collects answers. Returns the best offer that arrives within the first wait, or the first
+    /// offer after it.
     fn collect_offers(
         &self,
         acquisition: &mut Acquisition<'_>,
@@ -230,7 +230,8 @@ impl Client<'_> {
                         },
                         _ => why = Some(format!("the DHCPv6 server did not assign its offer ({status})")),
                     }
-                    // A temporary failure, or a demand for multicast that is met: the request is repeated in time.
+                    // A temporary error, or a demand for multicast, which is already met: the request is repeated in
+                    // due time.
                     let is_temporary = matches!(status.code, Code::Unspecified | Code::UseMulticast);
                     (!is_temporary).then_some(None)
                 })?;
@@ -245,8 +246,9 @@ impl Client<'_> {
         Ok(Extension::Silence)
     }
 
-    /// Requests to extend a lease, once: from its server (`Kind::Renew`) or any (`Kind::Rebind`). From any, a refusal
-    /// counts only if no server grants the lease, because one that does not know it may answer first.
+    /// Asks for a lease extension once, either the lease's own server (`Kind::Renew`) or any (`Kind::Rebind`). When any
+    /// server may answer, a refusal counts only if no server grants the lease, because one that does not know it may
+    /// answer first.
     pub fn extend(
         &self,
         kind: Kind,
@@ -273,7 +275,7 @@ impl Client<'_> {
             match judge(lease, answer, self.identity.association)? {
                 Verdict::Granted(lease) => Some(Verdict::Granted(lease)),
                 verdict if only.is_some() => Some(verdict),
-                // A server that could create the lease is preferred to one that refuses it.
+                // A server that could create the lease is better than one that refuses it.
                 verdict @ Verdict::Unknown(_) => {
                     last = Some(verdict);
                     None
@@ -292,8 +294,8 @@ impl Client<'_> {
         }
     }
 
-    /// Requests a server that does not know the lease to create it, for the present address. Another address is of no
-    /// use to a running container and is released. A server that does not answer has changed nothing.
+    /// Asks a server that does not know the lease to create it for the current address. Any other address would be
+    /// useless to a running container, so it is released. If the server does not answer, nothing has changed.
     fn recreate(
         &self,
         socket: UdpSocket,
@@ -315,7 +317,7 @@ impl Client<'_> {
         }
     }
 
-    /// Requests confirmation that an address still belongs to the link.
+    /// Asks servers whether the address still belongs on the link.
     pub fn confirm(&self, lease: &Lease, is_over: &dyn Fn() -> bool) -> Result<Confirmation, Error> {
         let socket = self.open_now()?;
         let transaction = transaction();
@@ -373,7 +375,7 @@ impl Client<'_> {
             message.set(option::SERVER, lease.server.clone());
             self.send(socket, &message)?;
             let until = end.min(Instant::now() + wait);
-            // Any final answer counts, also that the server does not know the lease.
+            // Any final answer counts, even that the server does not know the lease.
             let answered = self.listen(socket, transaction, until, &|| false, |answer| {
                 let is_its = answer.option(option::SERVER) == Some(lease.server.as_slice());
                 let is_final = !matches!(answer.status().code, Code::Unspecified | Code::UseMulticast);
@@ -392,7 +394,7 @@ impl Client<'_> {
 
     // === messages ===
 
-    /// Returns a message with the options of its kind.
+    /// Builds a message with the options that this kind needs.
     fn message(&self, kind: Kind, transaction: u32, waits: &Waits, association: Vec<u8>) -> Message {
         let mut message = Message::new(kind, transaction);
         message.set(option::CLIENT, self.identity.client.clone());
@@ -410,7 +412,7 @@ impl Client<'_> {
         message
     }
 
-    /// Returns the association with these addresses and without times.
+    /// Encodes the association with these addresses, without times.
     fn encode_association(&self, addresses: &[Ipv6Addr]) -> Vec<u8> {
         let plain = |address: &Ipv6Addr| Address {
             address: *address,
@@ -430,8 +432,8 @@ impl Client<'_> {
 
     // === the socket ===
 
-    /// Opens the socket. A stopped exchange for the same lease may still use the port; it ends within one poll
-    /// interval.
+    /// Opens the socket. An exchange for the same lease that was just stopped may still use the port, but only for one
+    /// poll interval.
     fn open(&self, from: Ipv6Addr) -> Result<UdpSocket, Error> {
         let from = SocketAddrV6::new(from, CLIENT_PORT, 0, self.link.index);
         let end = Instant::now() + POLL * 2;
@@ -461,7 +463,7 @@ impl Client<'_> {
         socket.send_to(&message.encode(), to).map(|_| ()).map_err(failed)
     }
 
-    /// Returns the first result of `judge` for an answer to this transaction.
+    /// Returns the first result that `judge` gives for an answer to this transaction.
     fn listen<T>(
         &self,
         socket: &UdpSocket,
@@ -513,7 +515,7 @@ impl Acquisition<'_> {
     }
 }
 
-/// Returns an unpredictable transaction id of 24 bits.
+/// Returns an unpredictable 24-bit transaction id.
 fn transaction() -> u32 {
     random() & 0x00ff_ffff
 }
@@ -521,7 +523,7 @@ fn transaction() -> u32 {
 /// Reason why an answer to a SOLICIT is unusable.
 #[derive(Debug, thiserror::Error)]
 enum OfferError {
-    /// The server refuses.
+    /// The server refuses to assign an address.
     #[error("the DHCPv6 server has no address to assign ({0})")]
     Refused(Status),
     /// The server assigned an address without rapid commit.
@@ -530,12 +532,12 @@ enum OfferError {
     /// The lease in the answer is invalid.
     #[error("{}", .0.msg)]
     Lease(Error),
-    /// No offered address is usable.
+    /// The server offers no usable address.
     #[error("the DHCPv6 server offered no address that a container can use")]
     NoAddress,
 }
 
-/// Returns the offer or lease of an answer to a SOLICIT.
+/// Reads the offer or lease in an answer to a SOLICIT.
 fn offer(answer: Message, id: u32) -> Result<SolicitAnswer, OfferError> {
     let association = answer.association(id);
     let status = effective_status(&answer, association.as_ref());
@@ -559,7 +561,7 @@ fn offer(answer: Message, id: u32) -> Result<SolicitAnswer, OfferError> {
     }
 }
 
-/// Returns the meaning of a REPLY for a lease that is to be extended; `None` if it is not about the lease.
+/// Interprets a REPLY to a request for extension; `None` if it is not about this lease.
 fn judge(lease: &Lease, mut answer: Message, id: u32) -> Option<Verdict> {
     let association = answer.association(id);
     match effective_status(&answer, association.as_ref()).code {
@@ -574,7 +576,7 @@ fn judge(lease: &Lease, mut answer: Message, id: u32) -> Option<Verdict> {
     if !is_granted(&own) {
         return Some(Verdict::Refused);
     }
-    // An extension may omit options of the original answer.
+    // The server may omit options that it sent in the original answer.
     for number in [option::NAME_SERVERS, option::DOMAIN_SEARCH] {
         if answer.option(number).is_none()
             && let Some(value) = lease.reply.option(number)
@@ -586,7 +588,7 @@ fn judge(lease: &Lease, mut answer: Message, id: u32) -> Option<Verdict> {
     granted.ok().map(|granted| Verdict::Granted(Box::new(granted)))
 }
 
-/// Returns the status of the message, else that of the association.
+/// Returns the message's status, or the association's status if the message has none.
 fn effective_status(answer: &Message, association: Option<&Association>) -> Status {
     let status = answer.status();
     match association {
@@ -595,7 +597,7 @@ fn effective_status(answer: &Message, association: Option<&Association>) -> Stat
     }
 }
 
-/// Returns the longest wait between SOLICITs that a server sets (RFC 8415 §21.24).
+/// Returns the maximum wait between SOLICITs that a server sets (RFC 8415 §21.24).
 fn solicit_max_rt(answer: &Message) -> Option<Duration> {
     let value: [u8; 4] = answer.option(option::SOL_MAX_RT)?.try_into().ok()?;
     let seconds = u32::from_be_bytes(value);

@@ -1,7 +1,7 @@
-//! The identity of a client: the container has a DUID, and each of its interfaces in a network an IAID.
+//! Client identity: each container has a DUID, and each of its interfaces in a network has an IAID.
 //!
-//! Both are derived from the attachment's names only, so that a repeated ADD and a restarted daemon request the same
-//! lease. The container's id is hashed, because it may be longer than a DUID.
+//! Both are derived only from the attachment's names, so that a repeated ADD and a restarted daemon request the same
+//! lease. The container id is hashed, because it may be longer than a DUID allows.
 //!
 //! Source: RFC 8415 §11, §12; RFC 6355 (DUID-UUID); RFC 9562 §5.8 (UUID version 8).
 
@@ -14,17 +14,17 @@ use crate::owner::Owner;
 /// DUID type "UUID".
 const KIND: [u8; 2] = [0, 4];
 
-/// Client and one of its associations.
+/// Client with one association.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// DUID of the container, or the configured one.
+    /// Container DUID, or the configured one.
     pub client: Vec<u8>,
-    /// IAID of the interface.
+    /// Interface IAID.
     pub association: u32,
 }
 
 impl Identity {
-    /// Returns the identity of an attachment with these options.
+    /// Derives an attachment's identity; a client identifier in the options replaces the DUID.
     pub fn of(owner: &Owner, options: &Options) -> Identity {
         let Owner { container, network: _, ifname: _ } = owner;
         let provided = options.provided.iter().find(|(number, _)| *number == option::CLIENT);
@@ -33,7 +33,7 @@ impl Identity {
     }
 }
 
-/// Returns the IAID for the names of network and interface.
+/// Derives the IAID from the network and interface names.
 pub fn association(owner: &Owner) -> u32 {
     let Owner { container: _, network, ifname } = owner;
     let digest = hash::digest(&["dhcpv6", network, ifname]);
@@ -62,7 +62,7 @@ mod tests {
         let nothing = Options::default();
         let first = Identity::of(&owner("c", "net", "eth0"), &nothing);
         assert_eq!(first, Identity::of(&owner("c", "net", "eth0"), &nothing));
-        // This value must not change: after an upgrade the server finds the existing lease by it.
+        // This value must not change, because it is how the server finds the existing lease after an upgrade.
         let digits = hash::hex("", 100, &first.client);
         assert_eq!(
             (digits.as_str(), first.association),

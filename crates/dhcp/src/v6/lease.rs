@@ -1,10 +1,9 @@
-//! A DHCPv6 lease: what a server granted in its REPLY, and the CNI result for the container.
+//! DHCPv6 lease: what a server granted in a REPLY, and the CNI result for the container.
 //!
-//! Rules:
-//! - Everything in the REPLY is untrusted.
-//! - An address is refused if its valid lifetime is 0 or shorter than its preferred lifetime.
-//! - Times have a minimum, so that no server makes the client send permanently. Times that the server leaves to the
-//!   client are 0.5 and 0.8 of the preferred lifetime.
+//! - Nothing in the REPLY is trusted.
+//! - An address is rejected if its valid lifetime is 0, or shorter than its preferred lifetime.
+//! - Times have a minimum, so that no server can make the client send all the time. If the server leaves T1 and T2 to
+//!   the client, they are 0.5 and 0.8 times the preferred lifetime.
 //! - DNS names are validated.
 //!
 //! Source: RFC 8415 §14.2, §18.2.10.1, §21.4, §21.6; RFC 3646; RFC 5942 §5 for the length of the prefix.
@@ -22,9 +21,9 @@ use crate::v4::lease::{NAMES_MAX, SHORTEST, search};
 /// Lifetime that means "infinite".
 pub const INFINITE: u32 = u32::MAX;
 
-/// Options of a REPLY that are stored with the association, once each.
+/// REPLY options that are stored with the association, once each.
 const KEPT: &[u16] = &[option::SERVER, option::NAME_SERVERS, option::DOMAIN_SEARCH];
-/// Maximum length of a stored option, in bytes.
+/// Maximum stored option in bytes.
 const KEPT_MAX: usize = 1024;
 
 /// Granted lease.
@@ -32,25 +31,25 @@ const KEPT_MAX: usize = 1024;
 pub struct Lease {
     /// Address.
     pub address: Ipv6Addr,
-    /// DUID of the server.
+    /// Server DUID.
     pub server: Vec<u8>,
-    /// Time from which the server is requested to extend it, relative to the grant (T1).
+    /// When to start asking the lease's own server for an extension, relative to the grant (T1).
     pub renewal: Duration,
-    /// Time from which any server is requested to extend it (T2).
+    /// When to start asking any server (T2).
     pub rebinding: Duration,
-    /// Time of its end; `None`: never.
+    /// When the lease ends; `None` means never.
     pub expiry: Option<Duration>,
-    /// REPLY, reduced to the options that are used: server, address, names.
+    /// REPLY, reduced to what is used: server, address, DNS names.
     pub reply: Message,
 }
 
 impl Lease {
-    /// Reads a REPLY: the first usable address of this association.
+    /// Reads a REPLY; takes the first usable address in this association.
     pub fn of(reply: Message, association: u32) -> Result<Lease, Error> {
         Lease::for_address(reply, association, None)
     }
 
-    /// Reads a REPLY that must contain the address `wanted`, if that is given.
+    /// Reads a REPLY, which must contain the address `wanted` if one is given.
     pub fn for_address(
         mut reply: Message,
         association: u32,
@@ -70,7 +69,7 @@ impl Lease {
         };
         let (renewal, rebinding, expiry) = times(&found, granted);
         let address = granted.address;
-        // Stored as long as the container runs, in a file with a maximum size.
+        // Stored for as long as the container runs, in a file with a maximum size.
         let kept = Association { addresses: vec![granted.clone()], status: Status::SUCCESS, ..found };
         let mut options = vec![(option::ASSOCIATION, kept.encode())];
         for number in KEPT {
@@ -81,7 +80,7 @@ impl Lease {
         Ok(Lease { address, server, renewal, rebinding, expiry, reply })
     }
 
-    /// Returns the CNI result; its address has this prefix length.
+    /// Returns the CNI result; the address gets this prefix length.
     pub fn result(&self, prefix_length: u8) -> Success {
         let address = Ipv6Net::new(self.address, prefix_length).unwrap_or(Ipv6Net::from(self.address));
         let servers = self.reply.addresses(option::NAME_SERVERS);

@@ -1,11 +1,11 @@
-//! The kernel's part of DHCPv6 on a link: the link-local address, duplicate address detection, and routes from router
+//! The kernel's part in DHCPv6: the link-local address, duplicate address detection, and routes from router
 //! advertisements.
 //!
-//! Kernel events are awaited instead of polled, and every wait has a timeout.
+//! This module waits for kernel events instead of polling, and every wait has a timeout.
 //!
-//! A link that is down is prepared without duplicate address detection, unless the network has `enabledad`. The plugins
-//! that create interfaces turn it off, too: it would take one to two seconds of each ADD. On a link that is up, running
-//! detection is awaited.
+//! A link that is down is prepared without duplicate address detection, unless the network sets `enabledad`. The
+//! plugins that create interfaces also turn it off, because it would add one to two seconds to each ADD. If the link is
+//! already up, this module waits for detection to finish.
 //!
 //! Source: RFC 4862 §5.4, RFC 4861 §6.3.7, RFC 8415 §18.2.10.1; `Documentation/networking/ip-sysctl.rst`.
 
@@ -25,9 +25,9 @@ use plugin_support::failure::OrRefused;
 use super::V6Request;
 use crate::v4::exchange::POLL;
 
-/// Timeout of duplicate address detection: the kernel delays it for up to a second and then waits for a second.
+/// Timeout for duplicate address detection. The kernel delays it by up to a second and then waits for another second.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout for a router advertisement: the kernel repeats its solicitation after four seconds, and a router answers
+/// Timeout for a router advertisement. The kernel repeats its solicitation after four seconds, and a router answers
 /// within half a second.
 const ROUTER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -58,7 +58,7 @@ fn expect_ipv6(netns: &Netns, link: &Link) -> Result<(), Error> {
     }
 }
 
-/// Returns the link-local address to send from, after duplicate address detection.
+/// Waits for duplicate address detection, and returns the link-local address to send from.
 ///
 /// # Errors
 /// IPv6 is off on the link, the address is a duplicate, or there is none within the timeout.
@@ -105,10 +105,10 @@ fn usable(own: &Address) -> Option<Ipv6Addr> {
     }
 }
 
-/// Whether another host on the link uses this address. The kernel checks it while the address is on the link.
-/// `ip address add ADDRESS dev NAME`, then `ip address delete`
+/// Whether another host on the link uses this address. The kernel checks it while the address is on the link. `ip
+/// address add ADDRESS dev NAME`, then `ip address delete`
 ///
-/// False for an address that the link already has, and after a timeout.
+/// False if the link itself already has the address, and after a timeout.
 pub fn is_used_by_other(
     netns: &Netns,
     link: &Link,
@@ -135,8 +135,8 @@ pub fn is_used_by_other(
     Ok(verdict.unwrap_or(false))
 }
 
-/// Waits until a router advertisement has added a route on this link; false after the timeout. A container whose
-/// address has no prefix reaches no other host before.
+/// Waits until a router advertisement has added a route on this link; false after the timeout. Before that, a container
+/// whose address has no prefix reaches no other host.
 pub fn await_router(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
     let read = |name: &str| sysctl::read_interface(Family::V6, &link.name, name).unwrap_or_default();
     let (accepts, forwards) = netns.run(|| (read("accept_ra"), read("forwarding"))).or_refused()?;
@@ -161,7 +161,7 @@ fn wait_for<T>(
     is_over: &dyn Fn() -> bool,
     mut look: impl FnMut() -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
-    // Opened before the first look, so that later changes are received.
+    // The watch is opened before the first look, so that no later change is missed.
     let watch = netns.run(Watch::open).or_refused()?.or_refused()?;
     loop {
         if let Some(seen) = look()? {

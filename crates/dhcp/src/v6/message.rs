@@ -1,10 +1,9 @@
-//! Codec of DHCPv6 messages and their nested options.
+//! DHCPv6 message codec, including nested options.
 //!
-//! Rules:
-//! - Input is untrusted. A message that is too short or has an option beyond its end is invalid, and so is an
-//!   association that cannot be decoded completely.
-//! - A decoded message is not larger than its datagram.
-//! - The text of a server's status is truncated and has no control characters.
+//! - Input is untrusted. A message is invalid if it is too short or has an option that exceeds its end; an association
+//!   is invalid if it cannot be decoded completely.
+//! - A decoded message is never larger than its datagram.
+//! - Status text from a server is truncated, and has no control characters.
 //!
 //! No library is used, for the same reason as for DHCPv4: they depend on a resolver and on Unicode tables.
 //!
@@ -16,10 +15,10 @@ pub use plugin_config::dhcp::v6::option;
 
 /// Length of the part before the options, in bytes.
 const FIXED: usize = 4;
-/// Maximum length of a server's text, in characters.
+/// Maximum length of text from a server, in characters.
 const TEXT_MAX: usize = 200;
 
-/// Type of a message.
+/// Message type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The client searches for servers.
@@ -28,11 +27,11 @@ pub enum Kind {
     Advertise = 2,
     /// The client requests the offered address.
     Request = 3,
-    /// The client asks for confirmation that its address belongs to the link.
+    /// The client asks whether its address still belongs on the link.
     Confirm = 4,
-    /// The client requests its server to extend the lease.
+    /// The client asks the lease's own server to extend the lease.
     Renew = 5,
-    /// The client requests any server to extend the lease.
+    /// The client asks any server to extend the lease.
     Rebind = 6,
     /// A server answers any message except SOLICIT without rapid commit.
     Reply = 7,
@@ -48,37 +47,37 @@ pub type Options = Vec<(u16, Vec<u8>)>;
 /// Message from or to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Type.
+    /// Message type.
     pub kind: Kind,
-    /// Transaction id of 24 bits, which relates answers to requests.
+    /// 24-bit transaction id, by which answers are matched to requests.
     pub transaction: u32,
-    /// Options.
+    /// Top-level options.
     pub options: Options,
 }
 
-/// Status code of a request (RFC 8415 §21.13).
+/// Status code for a request (RFC 8415 §21.13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// Success.
     Success,
-    /// Failure for an unspecified reason, or with an unknown number.
+    /// An unspecified failure, or an unknown code.
     Unspecified,
     /// The server has no address to assign.
     NoAddress,
     /// The server does not know the association.
     NoBinding,
-    /// The address does not belong to this link.
+    /// The address does not belong on this link.
     NotOnLink,
     /// The server requires multicast, which this client always uses.
     UseMulticast,
 }
 
-/// Status with the server's text.
+/// Status, with text from the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Code.
+    /// Status code.
     pub code: Code,
-    /// Text of the server; may be empty.
+    /// Text from the server; may be empty.
     pub text: String,
 }
 
@@ -87,26 +86,26 @@ pub struct Status {
 pub struct Association {
     /// IAID.
     pub id: u32,
-    /// T1, in seconds; 0 leaves it to the client.
+    /// T1 in seconds; 0 leaves it to the client.
     pub renewal: u32,
-    /// T2, in seconds; 0 leaves it to the client.
+    /// T2 in seconds; 0 leaves it to the client.
     pub rebinding: u32,
-    /// Addresses.
+    /// Addresses in this association.
     pub addresses: Vec<Address>,
-    /// Status.
+    /// Status for the association as a whole.
     pub status: Status,
 }
 
-/// Address of an association (IAADDR).
+/// Address in an association (IAADDR).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Address.
+    /// IPv6 address.
     pub address: Ipv6Addr,
-    /// Preferred lifetime, in seconds.
+    /// Preferred lifetime in seconds.
     pub preferred: u32,
-    /// Valid lifetime, in seconds.
+    /// Valid lifetime in seconds.
     pub valid: u32,
-    /// Status.
+    /// Status for this address.
     pub status: Status,
 }
 
@@ -132,7 +131,7 @@ impl Kind {
 // === impl Message ===
 
 impl Message {
-    /// Returns a message without options.
+    /// Builds a message without options.
     pub fn new(kind: Kind, transaction: u32) -> Message {
         Message { kind, transaction: transaction & 0x00ff_ffff, options: Options::new() }
     }
@@ -146,18 +145,18 @@ impl Message {
         }
     }
 
-    /// Returns the value of an option, the first if there are several.
+    /// Returns an option's value, the first one if there are several.
     pub fn option(&self, number: u16) -> Option<&[u8]> {
         find(&self.options, number)
     }
 
-    /// Returns an option that is a list of addresses; incomplete bytes at its end are ignored.
+    /// Returns an option that holds a list of addresses; incomplete bytes at the end are ignored.
     pub fn addresses(&self, number: u16) -> Vec<Ipv6Addr> {
         let (list, _) = self.option(number).unwrap_or_default().as_chunks::<16>();
         list.iter().map(|octets| Ipv6Addr::from(*octets)).collect()
     }
 
-    /// Returns the status of the message; success if it has none.
+    /// Returns the message status; success if it has none.
     pub fn status(&self) -> Status {
         Status::among(&self.options)
     }
@@ -192,7 +191,7 @@ impl Message {
 // === impl Status ===
 
 impl Status {
-    /// Status of an answer without a status option.
+    /// Status when the answer has no status option.
     pub const SUCCESS: Status = Status { code: Code::Success, text: String::new() };
 
     fn among(options: &Options) -> Status {
@@ -253,7 +252,7 @@ impl std::fmt::Display for Status {
 // === impl Association ===
 
 impl Association {
-    /// Encodes the value of the option.
+    /// Encodes the association as an option value.
     pub fn encode(&self) -> Vec<u8> {
         let Association { id, renewal, rebinding, addresses, status } = self;
         let mut options: Options =
@@ -312,7 +311,7 @@ fn find(options: &Options, number: u16) -> Option<&[u8]> {
 
 fn write(options: &Options, bytes: &mut Vec<u8>) {
     for (number, value) in options {
-        // No datagram has longer options, and sent ones are much shorter.
+        // No datagram has longer options, and the ones that are sent are much shorter.
         let Ok(length) = u16::try_from(value.len()) else { continue };
         bytes.extend(number.to_be_bytes());
         bytes.extend(length.to_be_bytes());
@@ -320,7 +319,7 @@ fn write(options: &Options, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Decodes options; `None` if one of them extends beyond the end.
+/// Decodes options; `None` if one of them exceeds the end.
 fn read(mut rest: &[u8]) -> Option<Options> {
     let mut options = Options::new();
     while !rest.is_empty() {

@@ -1,7 +1,7 @@
-//! The intervals at which DHCPv6 messages are repeated.
+//! Intervals at which DHCPv6 messages are repeated.
 //!
-//! The first and the longest wait of each message are the RFC's. Each wait is about twice as long as the one before,
-//! give or take a tenth. None is longer than the daemon's flags allow.
+//! The first and the maximum wait for each message are the RFC's. Each wait is about twice as long as the previous one,
+//! give or take a tenth, and never longer than the daemon's flags allow.
 //!
 //! Source: RFC 8415 §7.6, §15.
 
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use crate::v4::exchange::{Timing, random};
 
-/// Repetition of a message.
+/// Schedule on which a message is repeated.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// First wait (IRT).
     pub first: Duration,
-    /// Longest wait (MRT).
+    /// Maximum wait (MRT).
     pub longest: Duration,
-    /// Number of transmissions (MRC); 0: no limit.
+    /// Number of transmissions (MRC); 0 means no limit.
     pub times: u32,
 }
 
@@ -30,18 +30,18 @@ pub const SOLICIT: Pace = pace(1, 3600, 0);
 pub const REQUEST: Pace = pace(1, 30, 10);
 /// `CNF_TIMEOUT`, `CNF_MAX_RT`; see [`CONFIRM_TIMEOUT`].
 pub const CONFIRM: Pace = pace(1, 4, 0);
-/// `CNF_MAX_RD`: timeout of a confirmation.
+/// `CNF_MAX_RD`: timeout for a confirmation.
 pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
-/// `CNF_MAX_DELAY`: longest random delay, so that clients that start together do not send together.
+/// `CNF_MAX_DELAY`: maximum random delay, so that clients that start together do not send together.
 pub const CONFIRM_DELAY: Duration = Duration::from_secs(1);
-/// `REN_TIMEOUT`, `REN_MAX_RT`; those of a rebinding are the same.
+/// `REN_TIMEOUT`, `REN_MAX_RT`; a rebinding uses the same values.
 pub const EXTEND: Pace = pace(10, 600, 0);
-/// `REL_TIMEOUT`, `REL_MAX_RC`; those of a decline (`DEC_`) are the same.
+/// `REL_TIMEOUT`, `REL_MAX_RC`; a decline (`DEC_`) uses the same values.
 pub const RELEASE: Pace = pace(1, 3600, 4);
-/// Timeout of a release or decline, enough for two transmissions: a server that does not answer must not delay a DEL.
+/// Timeout for a release or decline, enough for two transmissions: a server that does not answer must not delay a DEL.
 pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Sequence of the waits of one exchange.
+/// Sequence of waits in one exchange.
 #[derive(Debug)]
 pub struct Waits {
     pace: Pace,
@@ -51,19 +51,19 @@ pub struct Waits {
 }
 
 impl Pace {
-    /// Limits the longest wait.
+    /// Lowers the maximum wait.
     #[must_use]
     pub fn at_most(self, longest: Duration) -> Pace {
         Pace { longest: self.longest.min(longest), first: self.first.min(longest), ..self }
     }
 
-    /// Applies the daemon's flags: the longest wait for an answer and the longest time between two messages.
+    /// Applies the daemon's flags: the maximum wait for an answer, and the maximum time between two messages.
     #[must_use]
     pub fn limited_by(self, timing: &Timing) -> Pace {
         self.at_most(timing.timeout).at_most(timing.resend_max)
     }
 
-    /// Returns the waits of an exchange that begins now.
+    /// Starts an exchange now, and returns its waits.
     pub fn begin(self) -> Waits {
         Waits { pace: self, last: None, sent: 0, since: Instant::now() }
     }
@@ -77,7 +77,7 @@ impl Waits {
         }
         self.sent += 1;
         let wait = match self.last {
-            // The first wait is not shortened: every server has until then for its offer.
+            // The first wait is not shortened, because every server has until then to send its offer.
             None => self.pace.first + random_tenth(self.pace.first),
             Some(last) => {
                 let doubled = with_jitter(last).saturating_add(last);
@@ -88,17 +88,17 @@ impl Waits {
         Some(wait)
     }
 
-    /// Limits the longest wait from now on.
+    /// Lowers the maximum wait from now on.
     pub fn limit(&mut self, longest: Duration) {
         self.pace = self.pace.at_most(longest);
     }
 
-    /// Returns the number of transmissions.
+    /// Returns the number of transmissions so far.
     pub fn sent(&self) -> u32 {
         self.sent
     }
 
-    /// Returns the duration of the exchange in hundredths of a second: the value of option 8.
+    /// Returns how long the exchange has lasted, in hundredths of a second: the value for option 8.
     pub fn elapsed(&self) -> [u8; 2] {
         u16::try_from(self.since.elapsed().as_millis() / 10).unwrap_or(u16::MAX).to_be_bytes()
     }

@@ -1,10 +1,10 @@
-//! Tests of each kind of answer that a server may send.
+//! Tests for each kind of answer that a server may send.
 
 use super::*;
 
 const US: u32 = 7;
 
-/// Returns a REPLY of server `s` with an association for 2001:db8::5.
+/// Builds a REPLY from server `s` with an association for 2001:db8::5.
 fn reply(preferred: u32, valid: u32, code: Code) -> Message {
     let status = Status { code, text: String::new() };
     let address = "2001:db8::5".parse().unwrap();
@@ -22,7 +22,7 @@ fn lease() -> Lease {
     Lease::of(granted, US).unwrap()
 }
 
-/// Returns a REPLY with a status of the whole message.
+/// Builds a REPLY with a status for the whole message.
 fn reply_with_status(code: u8) -> Message {
     let mut answer = reply(80, 100, Code::Success);
     answer.set(option::STATUS, [0, code]);

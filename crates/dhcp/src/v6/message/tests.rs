@@ -1,4 +1,4 @@
-//! Expected bytes by RFC 8415 §21, and hostile input.
+//! Expected bytes from RFC 8415 §21, and hostile input.
 
 use super::*;
 use crate::v6::lease::Lease;
