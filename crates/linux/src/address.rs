@@ -1,4 +1,4 @@
-//! Addresses of interfaces.
+//! IP addresses on interfaces.
 //!
 //! Source: rtnetlink(7) RTM_NEWADDR/GETADDR/DELADDR; ip-address(8).
 
@@ -13,7 +13,7 @@ use crate::netlink::Request;
 use crate::rtnl::Rtnl;
 use crate::rtnl::message::{DELETE_ADDRESS, GET_ADDRESS, Message, NEW_ADDRESS, UNSPEC, family};
 
-/// `IFA_ADDRESS`: the peer's address on a point-to-point link, else the same as the local one.
+/// `IFA_ADDRESS`: on a point-to-point link the peer's address, otherwise the same as the local one.
 const ADDRESS: u16 = 1;
 /// `IFA_LOCAL`
 const LOCAL: u16 = 2;
@@ -34,15 +34,15 @@ const PERMANENT: u32 = 0x80;
 /// Address as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Index of the interface.
+    /// Interface index.
     pub link: u32,
-    /// The address with its prefix length.
+    /// Address with prefix length.
     pub address: IpNet,
-    /// Whether it is valid everywhere (neither link-local nor only on the host).
+    /// Whether the address is valid everywhere, that is, neither link-local nor host-local.
     pub global: bool,
     /// Whether duplicate address detection is still running (IPv6).
     pub tentative: bool,
-    /// Whether duplicate address detection found another owner (IPv6).
+    /// Whether duplicate address detection found another host with this address (IPv6).
     pub duplicate: bool,
 }
 
@@ -56,7 +56,7 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
     }
 
-    /// Adds an address without duplicate address detection, for an address that is certainly unique.
+    /// Adds an address without duplicate address detection, for an address that is known to be unique.
     ///
     /// `ip address add ADDRESS/LENGTH dev NAME nodad`
     pub fn add_own_address(&mut self, link: u32, name: &str, address: IpNet) -> Result<(), Error> {
@@ -67,7 +67,7 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
     }
 
-    /// Adds several addresses in one datagram; after a failure the later ones have still been added.
+    /// Adds several addresses in one datagram. If one fails, the later ones are still added.
     pub fn add_addresses(&mut self, link: u32, name: &str, addresses: &[IpNet]) -> Result<(), Error> {
         let requests = addresses.iter().map(|address| Request {
             flags: NLM_F_CREATE | NLM_F_EXCL,
@@ -85,15 +85,15 @@ impl Rtnl {
         self.execute(0, message, || format!("remove address {address} from {name}"))
     }
 
-    /// Returns the addresses of one interface, both families. `ip address show dev NAME`
+    /// Lists both families' addresses on one interface. `ip address show dev NAME`
     pub fn addresses(&mut self, link: u32, name: &str) -> Result<Vec<Address>, Error> {
         let query = Message::address(GET_ADDRESS, UNSPEC, 0, link);
         let answers = self.dump(&query, || format!("list addresses of {name}"))?;
-        // Kernels before 4.20 ignore the filter of the request.
+        // Kernels before 4.20 ignore the filter in the request.
         Ok(answers.iter().filter_map(only_address).filter(|address| address.link == link).collect())
     }
 
-    /// Returns every address of the namespace. `ip address show`
+    /// Lists every address in the namespace. `ip address show`
     pub fn all_addresses(&mut self) -> Result<Vec<Address>, Error> {
         let query = Message::address(GET_ADDRESS, UNSPEC, 0, 0);
         let answers = self.dump(&query, || "list addresses".to_owned())?;
@@ -112,7 +112,7 @@ fn message(kind: u16, link: u32, address: IpNet) -> Message {
     message
 }
 
-/// Returns the broadcast address of a subnet that has one.
+/// Returns the broadcast address, for subnets that have one.
 fn broadcast(net: Ipv4Net) -> Option<Ipv4Addr> {
     (net.prefix_len() < 31).then(|| net.broadcast())
 }
@@ -124,7 +124,7 @@ fn only_address(message: &Message) -> Option<Address> {
     let find = |kind| message.attributes.find(kind).and_then(address_of);
     let address = IpNet::new(find(LOCAL).or_else(|| find(ADDRESS))?, message.byte_at(1)).ok()?;
     let flags = message.attributes.find(FLAGS).and_then(ne32_of);
-    // Kernels before 3.14 send no attribute, only the byte.
+    // Kernels before 3.14 send only the byte and no attribute.
     let flags = flags.unwrap_or_else(|| u32::from(message.byte_at(2)));
     Some(Address {
         link: message.word_at(4),

@@ -1,10 +1,10 @@
-//! Netlink attributes as bytes, for all subsystems of the kernel.
+//! Netlink attributes as bytes, for all kernel subsystems.
 //!
-//! The netlink-packet crates have no types for half of the attributes that weft uses (nat, masquerade, fib, ct, user data,
-//! token buckets). Typed parsers of the others would be four times this code, and fail on additions of newer kernels. So an
-//! attribute is a kind and bytes, and its user decodes it.
+//! The netlink-packet crates have no types for half the attributes that weft needs (nat, masquerade, fib, ct, user
+//! data, token buckets). Typed parsers for the other half would take four times as much code, and would fail when a
+//! newer kernel adds something. An attribute is therefore a kind and bytes, and the caller decodes it.
 //!
-//! Routing uses the byte order of this machine (`ne…`), netfilter network byte order (`be…`).
+//! Routing uses this machine's byte order (`ne…`), netfilter uses network byte order (`be…`).
 //!
 //! Source: kernel `include/uapi/linux/netlink.h`; netlink(7).
 
@@ -16,10 +16,10 @@ const NESTED: u16 = 0x8000;
 /// `NLA_TYPE_MASK`.
 const KIND: u16 = 0x3fff;
 
-/// Length of an attribute's own header, in bytes.
+/// Length of an attribute header in bytes.
 const HEADER: usize = 4;
 
-/// Attributes as bytes, being written or as received.
+/// Attributes in wire format, either being built or as received.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Attributes(Vec<u8>);
 
@@ -30,14 +30,14 @@ impl Attributes {
         Attributes::default()
     }
 
-    /// Appends plain bytes.
+    /// Appends bytes as they are.
     pub(crate) fn bytes(&mut self, kind: u16, value: &[u8]) -> &mut Attributes {
         let start = self.open(kind);
         self.0.extend_from_slice(value);
         self.close(start)
     }
 
-    /// Appends a string with its NUL. The kernel ends a string at its first NUL, so it is cut there.
+    /// Appends a string with a NUL. The kernel ends a string at the first NUL, so the value is cut there.
     pub(crate) fn text(&mut self, kind: u16, value: &str) -> &mut Attributes {
         let start = self.open(kind);
         self.0.extend(value.bytes().take_while(|byte| *byte != 0));
@@ -55,12 +55,12 @@ impl Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// Appends 32 bits in the byte order of this machine.
+    /// Appends 32 bits in this machine's byte order.
     pub(crate) fn ne32(&mut self, kind: u16, value: u32) -> &mut Attributes {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// Appends 16 bits in the byte order of this machine.
+    /// Appends 16 bits in this machine's byte order.
     pub(crate) fn ne16(&mut self, kind: u16, value: u16) -> &mut Attributes {
         self.bytes(kind, &value.to_ne_bytes())
     }
@@ -70,7 +70,7 @@ impl Attributes {
         self.bytes(kind, &[value])
     }
 
-    /// Appends an address.
+    /// Appends an IPv4 or IPv6 address.
     pub(crate) fn address(&mut self, kind: u16, value: IpAddr) -> &mut Attributes {
         match value {
             IpAddr::V4(ip) => self.bytes(kind, &ip.octets()),
@@ -78,7 +78,7 @@ impl Attributes {
         }
     }
 
-    /// Returns received attributes.
+    /// Wraps received attributes.
     pub(crate) fn received(bytes: &[u8]) -> Attributes {
         Attributes(bytes.to_vec())
     }
@@ -88,12 +88,12 @@ impl Attributes {
         &self.0
     }
 
-    /// Returns kind and value of each attribute.
+    /// Iterates over the attributes as kind and value.
     pub(crate) fn items(&self) -> impl Iterator<Item = (u16, &[u8])> {
         items(&self.0)
     }
 
-    /// Appends an attribute that contains attributes.
+    /// Appends an attribute that contains other attributes, which `fill` adds.
     pub(crate) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Attributes)) -> &mut Attributes {
         let start = self.open(kind | NESTED);
         fill(self);
@@ -118,8 +118,8 @@ impl Attributes {
         start
     }
 
-    /// Writes the length at `start` and pads. An attribute cannot be longer than 64 KiB; callers write less (see `set::PIECE`),
-    /// and the kernel would refuse a longer one as malformed.
+    /// Writes the length at `start` and pads. An attribute cannot exceed 64 KiB; callers write less (see `set::PIECE`),
+    /// and the kernel would reject a longer one as malformed.
     fn close(&mut self, start: usize) -> &mut Attributes {
         let length = u16::try_from(self.0.len() - start).unwrap_or(u16::MAX);
         self.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
@@ -127,18 +127,18 @@ impl Attributes {
         self
     }
 
-    /// Returns the value of the first attribute of this kind.
+    /// Returns the value of the first attribute with this kind.
     pub(crate) fn find(&self, kind: u16) -> Option<&[u8]> {
         find(&self.0, kind)
     }
 }
 
-/// Returns the value of the first attribute of this kind among those in `attributes`.
+/// Returns the value of the first attribute with this kind.
 pub(crate) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     items(attributes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
-/// Returns kind and value of each attribute, up to the first malformed one.
+/// Iterates over attributes as kind and value, up to the first malformed one.
 pub(crate) fn items(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = attributes;
     std::iter::from_fn(move || {
@@ -151,33 +151,33 @@ pub(crate) fn items(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Returns a string without its NUL; bytes that are not UTF-8 are replaced.
+/// Decodes a string up to the NUL; bytes that are not UTF-8 are replaced.
 pub(crate) fn text(value: &[u8]) -> String {
     let value = value.split(|byte| *byte == 0).next().unwrap_or(value);
     String::from_utf8_lossy(value).into_owned()
 }
 
-/// Returns a number in network byte order; `None` if it has another length.
+/// Decodes 64 bits in network byte order; `None` if the value has another length.
 pub(crate) fn be64_of(value: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(value.try_into().ok()?))
 }
 
-/// Returns 32 bits in the byte order of this machine; `None` if the value has another length.
+/// Decodes 32 bits in this machine's byte order; `None` if the value has another length.
 pub(crate) fn ne32_of(value: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(value.try_into().ok()?))
 }
 
-/// Returns 64 bits in the byte order of this machine; `None` if the value has another length.
+/// Decodes 64 bits in this machine's byte order; `None` if the value has another length.
 pub(crate) fn ne64_of(value: &[u8]) -> Option<u64> {
     Some(u64::from_ne_bytes(value.try_into().ok()?))
 }
 
-/// Returns 16 bits in the byte order of this machine; `None` if the value has another length.
+/// Decodes 16 bits in this machine's byte order; `None` if the value has another length.
 pub(crate) fn ne16_of(value: &[u8]) -> Option<u16> {
     Some(u16::from_ne_bytes(value.try_into().ok()?))
 }
 
-/// Returns an address of either family; `None` if the value has another length.
+/// Decodes an address; the length tells the family, and `None` means that it fits neither.
 pub(crate) fn address_of(value: &[u8]) -> Option<IpAddr> {
     match value.len() {
         4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),

@@ -1,22 +1,23 @@
-//! Identifier of the current boot.
+//! Identifies the current boot, so that state from before a reboot is recognized.
 //!
 //! Source: random(4) `boot_id`.
 
 use std::io::{self, ErrorKind};
 use std::sync::OnceLock;
 
-/// Path of the identifier, which the kernel generates at each boot.
+/// File with the boot id, which the kernel generates at each boot.
 pub const PATH: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Returns the identifier of the current boot, if it can be read.
+/// Returns the boot id, if it can be read.
 pub fn current() -> Option<&'static str> {
     read().ok().flatten()
 }
 
-/// Returns the identifier of the current boot, read once; `None` if the kernel has none or the file is masked.
+/// Returns the boot id, which is read only once; `None` if the kernel has none or the file is masked.
 ///
 /// # Errors
-/// The file cannot be read now. A caller that treated this as another boot would release state that is in use.
+/// The file cannot be read at the moment. A caller must not treat this as a different boot, because it would then
+/// release state that is in use.
 pub fn read() -> io::Result<Option<&'static str>> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     if ID.get().is_none() {

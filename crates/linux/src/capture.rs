@@ -1,6 +1,6 @@
-//! Capture of every frame on one link, as `tcpdump -i NAME` sees it.
+//! Captures every frame on one link, as `tcpdump -i NAME` does.
 //!
-//! The kernel removes VLAN tags before a frame is captured.
+//! The kernel removes VLAN tags before it hands a frame to the socket.
 //!
 //! Source: packet(7).
 
@@ -12,19 +12,19 @@ use rustix::net::RecvFlags;
 
 use crate::error::Error;
 
-/// Socket that receives the frames of one link, in both directions.
+/// Socket that receives a link's frames in both directions.
 #[derive(Debug)]
 pub struct CaptureSocket {
     socket: OwnedFd,
     name: String,
 }
 
-/// Received frame.
+/// Captured frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Captured {
     /// Number of bytes in the buffer.
     pub length: usize,
-    /// Length of the frame, which may be larger.
+    /// Full frame length, which may exceed the buffer.
     pub whole: usize,
 }
 
@@ -50,16 +50,16 @@ impl CaptureSocket {
         let socket =
             nix::sys::socket::socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)
                 .map_err(failed)?;
-        // The link's address has no protocol, so the socket keeps the protocol of its creation.
+        // The link's address contains no protocol, so the socket keeps the one it was created with.
         nix::sys::socket::bind(socket.as_raw_fd(), &link).map_err(failed)?;
         let capture = CaptureSocket { socket, name: name.to_owned() };
-        // Before it was bound, the socket received the frames of every link.
+        // Until it was bound, the socket received frames from every link.
         let mut nothing = [0; 1];
         while capture.receive(&mut nothing)?.is_some() {}
         Ok(capture)
     }
 
-    /// Returns a frame that has arrived, or `None`.
+    /// Returns a frame that has already arrived, or `None`.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Captured>, Error> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         match rustix::net::recv(&self.socket, &mut *buffer, flags) {

@@ -1,14 +1,15 @@
-//! Removal of tracked connections whose address or port now belongs to another pod.
+//! Removes tracked connections whose address or port now belongs to another pod.
 //!
-//! A UDP client that keeps sending keeps its flow alive, and with it the old translation. After a change of a port mapping,
-//! or after the allocation of a pod's address to another pod, its packets would go to the wrong place.
+//! A UDP client that keeps sending keeps its flow alive, and with it the old translation. After a port mapping changes,
+//! or after another pod gets the address, the client's packets would go to the wrong place.
 //!
-//! - A flow that ended by itself in the meantime is no error.
-//! - The kernel filters the list if it can (5.8 and later), and the answers are checked again.
-//! - A list takes a walk through the table that locks each of its buckets. A removal by filter skips the empty ones.
+//! - A flow that ended by itself in the meantime is not an error.
+//! - The kernel filters the list if it can (5.8 and later); the answers are still checked.
+//! - Listing walks through the whole table and locks each bucket, while a filtered removal skips empty buckets. Removal
+//!   by filter is therefore preferred.
 //!
-//! Source: kernel `include/uapi/linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_internals.h`
-//! (the bits of a filter), conntrack(8).
+//! Source: kernel `include/uapi/linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_internals.h` (the bits of a
+//! filter), conntrack(8).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -63,26 +64,26 @@ const BY_DESTINATION_PORT: u32 = 1 << 5;
 /// `NFPROTO_IPV4` and `NFPROTO_IPV6`.
 const FAMILIES: [u8; 2] = [2, 10];
 
-/// Maximum number of flows that one datagram removes.
+/// Maximum number of flows removed with one datagram.
 const TOGETHER: usize = 256;
 
 /// Tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Ends as the first packet had them.
+    /// Source and destination in the first packet.
     pub original: FlowEnds,
-    /// Ends that replies have: the source is the destination of the first packet after translation.
+    /// Source and destination in replies; the source is where the first packet went after translation.
     pub reply: FlowEnds,
 }
 
-/// Source and destination of the packets of one direction.
+/// Source and destination of packets in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowEnds {
-    /// Source.
+    /// Source address.
     pub source: IpAddr,
-    /// Destination.
+    /// Destination address.
     pub destination: IpAddr,
-    /// Number of the transport protocol.
+    /// Transport protocol number.
     pub protocol: u8,
     /// Source port; 0 for a protocol without ports.
     pub source_port: u16,
@@ -90,9 +91,9 @@ pub struct FlowEnds {
     pub destination_port: u16,
 }
 
-/// Connection tracking of one network namespace.
+/// Connection tracking in one network namespace.
 ///
-/// Its socket stays open and is used again, as that of [`crate::nft::Nft`].
+/// The socket stays open and is reused, like the one in [`crate::nft::Nft`].
 #[derive(Debug)]
 pub struct Conntrack {
     socket: PooledSocket,
@@ -104,7 +105,7 @@ impl Conntrack {
         PooledSocket::open().map(|socket| Conntrack { socket })
     }
 
-    /// Removes the flows that were sent to one of these ports, IPv4 and IPv6; returns their number.
+    /// Removes flows that were sent to one of these ports, for IPv4 and IPv6; returns how many there were.
     ///
     /// `conntrack -D -p udp --orig-port-dst 53`
     pub fn forget_ports(&mut self, protocol: Protocol, ports: &[u16]) -> Result<usize, Error> {
@@ -129,7 +130,7 @@ impl Conntrack {
         Ok(forgotten)
     }
 
-    /// Whether no connection of the namespace is tracked. Unlike a list, it takes no walk through the table, which all
+    /// Whether the namespace has no tracked connection. Unlike a list, this does not walk through the table, which all
     /// namespaces share.
     pub fn is_empty(&mut self) -> Result<bool, Error> {
         let message = Message { kind: GET_STATISTICS, family: 0, resource: 0, attributes: Attributes::new() };
@@ -141,11 +142,12 @@ impl Conntrack {
         Ok(count == Some(&[0; 4]))
     }
 
-    /// Removes the flows from or to this address, before or after translation.
+    /// Removes flows from or to this address, before or after translation.
     ///
     /// `conntrack -D -s ADDRESS`, and the same for `-d`, `-r` and `-q`
     ///
-    /// The kernel removes them itself if it can (6.12 and later). Earlier ones refuse that, and the flows are listed.
+    /// The kernel removes them itself if it can (6.12 and later). Older kernels refuse that, so the flows are listed
+    /// instead.
     pub fn forget_address(&mut self, address: IpAddr) -> Result<(), Error> {
         let family = FAMILIES[usize::from(address.is_ipv6())];
         let sides = [(TUPLE_ORIGINAL, FILTER_ORIGINAL), (TUPLE_REPLY, FILTER_REPLY)];
@@ -165,8 +167,9 @@ impl Conntrack {
         }
     }
 
-    /// Removes the flows from or to this address that are meant; returns their number. A flow whose ends cannot be read is
-    /// meant. The kernel is asked for the flows from the address, then for those to it, so that it need not list all others.
+    /// Removes those flows from or to this address that `is_meant` selects, and returns how many there were. A flow
+    /// whose ends cannot be read is removed as well. The kernel is asked first for flows from the address and then for
+    /// flows to it, so that it does not have to list all others.
     pub fn forget_flows(
         &mut self,
         address: IpAddr,
@@ -244,7 +247,7 @@ fn has_address(flow: &Attributes, address: IpAddr) -> bool {
     tuples.flat_map(addresses).any(|found| found == address)
 }
 
-/// Returns the filter of the list request.
+/// Builds the filter for a list request.
 fn preselect(protocol: Protocol, port: Option<u16>) -> Attributes {
     let mut flags = BY_PROTOCOL;
     let mut filter = Attributes::new();
@@ -258,15 +261,15 @@ fn preselect(protocol: Protocol, port: Option<u16>) -> Attributes {
         });
     });
     filter.nested(FILTER, |inner| {
-        // Unlike nearly all values of netfilter, in the byte order of this machine.
+        // Unlike nearly all netfilter values, this one is in this machine's byte order.
         inner.bytes(FILTER_ORIGINAL, &flags.to_ne_bytes());
     });
     filter
 }
 
-/// Returns the filter for flows with this address at one end in a direction.
+/// Builds a filter for flows that have this address at one end in one direction.
 ///
-/// Without `CTA_FILTER`, a removal with a part of a tuple is refused. It never removes other flows.
+/// Without `CTA_FILTER`, the kernel refuses a removal that gives only part of a tuple. It never removes other flows.
 fn preselect_end(tuple: u16, flags: u16, end: u32, address: IpAddr) -> Attributes {
     let kind = match (address, end) {
         (IpAddr::V4(_), BY_SOURCE) => SOURCE_4,
@@ -286,7 +289,7 @@ fn preselect_end(tuple: u16, flags: u16, end: u32, address: IpAddr) -> Attribute
     filter
 }
 
-/// Returns the request that removes exactly this flow; the id excludes a later flow between the same endpoints.
+/// Builds the request that removes exactly this flow. The id excludes a later flow between the same endpoints.
 fn deletion(family: u8, flow: &Attributes) -> Message {
     let mut attributes = Attributes::new();
     for kind in [TUPLE_ORIGINAL, ZONE, ID] {
@@ -297,7 +300,7 @@ fn deletion(family: u8, flow: &Attributes) -> Message {
     Message { kind: DELETE, family, resource: 0, attributes }
 }
 
-/// Returns source and destination of one direction.
+/// Iterates over source and destination in one direction.
 fn addresses(tuple: &[u8]) -> impl Iterator<Item = IpAddr> {
     let four = [SOURCE_4, DESTINATION_4].into_iter().filter_map(|kind| {
         let bytes: [u8; 4] = find(tuple, kind)?.try_into().ok()?;

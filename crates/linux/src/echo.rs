@@ -1,4 +1,4 @@
-//! ICMP echo: a single ping that shows whether an attachment carries traffic.
+//! Sends a single ICMP echo request, which shows whether an attachment carries traffic.
 //!
 //! Source: RFC 792, RFC 4443 §4; icmp(7), raw(7).
 
@@ -10,17 +10,17 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use crate::error::Error;
 
-/// Length of a request, in bytes: a header and a recognizable payload.
+/// Request length in bytes: a header and a recognizable payload.
 const LENGTH: usize = 24;
-/// Length of an IPv4 header without options, in bytes; a raw socket includes it.
+/// IPv4 header length without options, in bytes; a raw socket includes this header.
 const IPV4_HEADER: usize = 20;
 
-/// Sends one echo request and waits for its reply; `None` if there is none in time. `ping -c 1 [-I FROM] TO`
+/// Sends one echo request and waits for the reply; `None` if there is none in time. `ping -c 1 [-I FROM] TO`
 ///
-/// The request leaves the namespace of the calling thread, with the source address `from` if there is one.
+/// The request leaves the calling thread's namespace, with the source address `from` if there is one.
 ///
 /// # Errors
-/// The request cannot be sent: no route, no permission, no such source address.
+/// The request cannot be sent: no route, no permission, or no such source address.
 pub fn ping(to: IpAddr, from: Option<IpAddr>, wait: Duration) -> Result<Option<Duration>, Error> {
     let failed = |errno: Errno| Error::kernel(format!("ping {to}"), errno);
     let (family, protocol, request, reply) = match to {
@@ -57,7 +57,7 @@ pub fn ping(to: IpAddr, from: Option<IpAddr>, wait: Duration) -> Result<Option<D
     }
 }
 
-/// Returns an echo request; for ICMPv6 the kernel fills in the checksum.
+/// Builds an echo request; for ICMPv6 the kernel fills in the checksum.
 fn packet(kind: u8, identity: [u8; 2]) -> [u8; LENGTH] {
     let mut packet = [0; LENGTH];
     packet[0] = kind;

@@ -1,6 +1,6 @@
-//! Error of a kernel operation: operation, object, errno, and the kernel's own explanation if there is one.
+//! Error from a kernel operation: operation, object, errno, and the kernel's own explanation if there is one.
 //!
-//! Callers decide by [`Error::kind`], never by the text.
+//! Callers decide by [`Error::kind`] and never by the text.
 //!
 //! Source: errno(3); kernel Documentation/userspace-api/netlink/intro.rst "Extended ACK".
 
@@ -9,7 +9,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Error of an operation that failed or that the kernel refused.
+/// Error from an operation that failed or that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     operation: String,
@@ -18,7 +18,7 @@ pub struct Error {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Cause {
-    /// Errno and extended-ack text, which may be empty.
+    /// Errno with the extended-ack text, which may be empty.
     Kernel { errno: Errno, explanation: String },
     /// The answer cannot be decoded, or the request cannot be encoded.
     Protocol(String),
@@ -26,7 +26,7 @@ enum Cause {
     Exceeded(String),
 }
 
-/// Kind of a failure.
+/// Error kinds that callers need to tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The object does not exist (ENODEV, ENOENT, ENOTDIR, ESRCH, ENXIO, EADDRNOTAVAIL).
@@ -43,32 +43,32 @@ pub enum Kind {
     TimedOut,
     /// The answer is larger than the caller accepts, or takes longer.
     Exceeded,
-    /// Any other failure.
+    /// Anything else.
     Other,
 }
 
 impl Error {
-    /// Returns an error of the kernel.
+    /// Returns a kernel error without explanation.
     pub fn kernel(operation: impl Into<String>, errno: Errno) -> Error {
         Error::explained(operation, errno, "")
     }
 
-    /// Returns an error of the kernel with its extended-ack text.
+    /// Returns a kernel error with its extended-ack text.
     pub fn explained(operation: impl Into<String>, errno: Errno, explanation: impl Into<String>) -> Error {
         Error { operation: operation.into(), cause: Cause::Kernel { errno, explanation: explanation.into() } }
     }
 
-    /// Returns the error of an answer that cannot be decoded, or of a request that cannot be encoded.
+    /// Returns the error for an answer that cannot be decoded, or a request that cannot be encoded.
     pub fn protocol(operation: impl Into<String>, why: impl Into<String>) -> Error {
         Error { operation: operation.into(), cause: Cause::Protocol(why.into()) }
     }
 
-    /// Returns the error of an answer that is larger than the caller accepts.
+    /// Returns the error for an answer that is larger than the caller accepts.
     pub(crate) fn exceeded(operation: impl Into<String>, why: impl Into<String>) -> Error {
         Error { operation: operation.into(), cause: Cause::Exceeded(why.into()) }
     }
 
-    /// Returns the error of a file operation.
+    /// Returns the error from a file operation.
     pub fn io(operation: impl Into<String>, error: &io::Error) -> Error {
         match Errno::from_io_error(error) {
             Some(errno) => Error::kernel(operation, errno),
@@ -76,7 +76,7 @@ impl Error {
         }
     }
 
-    /// Returns the kind of the failure.
+    /// Returns the error kind, by which callers decide.
     pub fn kind(&self) -> Kind {
         let errno = match &self.cause {
             Cause::Kernel { errno, .. } => *errno,
@@ -96,14 +96,14 @@ impl Error {
         }
     }
 
-    /// Whether the cause was a lack of memory, descriptors, space or time, so that a later attempt may succeed. Any other
-    /// failure is caused by the request and would recur.
+    /// Whether memory, descriptors, space or time ran out, so that a later attempt may succeed. Any other error comes
+    /// from the request itself and would recur.
     pub fn is_transient(&self) -> bool {
         let of_time = [Errno::INTR, Errno::AGAIN, Errno::TIMEDOUT];
         self.errno().is_some_and(|errno| LACKING.contains(&errno) || of_time.contains(&errno))
     }
 
-    /// Names the kernel module that may be missing, if the kernel does not support what was requested.
+    /// Adds the kernel module that may be missing, if the kernel does not support the request.
     #[must_use]
     pub(crate) fn of_module(mut self, module: &str) -> Error {
         if let Cause::Kernel { errno: Errno::OPNOTSUPP, explanation } = &mut self.cause {
@@ -141,7 +141,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Returns the system's description of an errno in lower case, without the number: `no such device` for ENODEV.
+/// Returns the system's errno text in lower case and without the number, for example `no such device` for ENODEV.
 fn describe(errno: Errno) -> String {
     let text = io::Error::from_raw_os_error(errno.raw_os_error()).to_string();
     let words = text.split(" (os error").next().unwrap_or(&text);
@@ -152,7 +152,7 @@ fn describe(errno: Errno) -> String {
     }
 }
 
-/// Turns the failure of a missing object into success.
+/// Turns "the object does not exist" into success, for removals.
 pub fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(error) if error.kind() == Kind::Absent => Ok(()),
@@ -160,7 +160,7 @@ pub fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Turns the failure of an existing object into success.
+/// Turns "the object already exists" into success, for creations that may be repeated.
 pub fn exists_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(error) if error.kind() == Kind::Exists => Ok(()),
@@ -168,10 +168,10 @@ pub fn exists_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Errnos of a lack of memory or descriptors.
+/// Errnos which mean that memory or descriptors ran out.
 const LACKING: [Errno; 4] = [Errno::NOMEM, Errno::NOBUFS, Errno::MFILE, Errno::NFILE];
 
-/// Whether this process or the kernel lacked memory or descriptors; the failure is then independent of the request.
+/// Whether this process or the kernel ran out of memory or descriptors, which has nothing to do with the request.
 pub fn lacks_resources(cause: &io::Error) -> bool {
     Errno::from_io_error(cause).is_some_and(|errno| LACKING.contains(&errno))
 }

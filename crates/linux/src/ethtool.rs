@@ -1,7 +1,7 @@
-//! Offloads of a link, through the netlink interface of ethtool.
+//! Reads and changes link offloads through ethtool's netlink interface.
 //!
-//! Only the named offload is requested to change; the kernel also disables the offloads that depend on it. Kernels before
-//! 5.6 lack this netlink family; the operation then fails.
+//! A request names only the offload that should change; the kernel also turns off the offloads that depend on it.
+//! Kernels before 5.6 do not have this netlink family, so the operation fails there.
 //!
 //! Source: kernel `Documentation/networking/ethtool-netlink.rst`, `include/uapi/linux/ethtool_netlink.h`,
 //! `genetlink.h`.
@@ -36,14 +36,14 @@ const BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
 const BIT_VALUE: u16 = 3;
 
-/// Makes a link of this thread's namespace compute checksums in software, which also disables the offloads that depend on
+/// Makes a link in this thread's namespace compute checksums in software, which also turns off offloads that depend on
 /// checksum offload. `ethtool -K NAME tx off`
 pub fn disable_tx_checksum(name: &str) -> Result<(), Error> {
     set_features(name, &[("tx-checksum-ip-generic", false)])
 }
 
-/// Returns the names of the offloads that are requested of a link in this thread's namespace; what its driver lacks is
-/// included. `ethtool -k NAME`
+/// Lists the offloads that were requested for a link in this thread's namespace, even those that the driver lacks.
+/// `ethtool -k NAME`
 pub fn wanted_features(name: &str) -> Result<Vec<String>, Error> {
     let operation = || format!("read the offloads of {name}");
     let answers = request(READ_FEATURES, &header(name), operation)?;
@@ -53,7 +53,7 @@ pub fn wanted_features(name: &str) -> Result<Vec<String>, Error> {
     Ok(named.map(text).collect())
 }
 
-/// Changes the named offloads of a link in this thread's namespace. `ethtool -K NAME FEATURE on|off`
+/// Changes the named offloads on a link in this thread's namespace. `ethtool -K NAME FEATURE on|off`
 pub fn set_features(name: &str, features: &[(&str, bool)]) -> Result<(), Error> {
     let mut set = header(name);
     set.nested(WANTED, |wanted| {
@@ -80,7 +80,7 @@ fn header(name: &str) -> Attributes {
     attributes
 }
 
-/// Sends a command of ethtool.
+/// Sends an ethtool command.
 fn request(
     command: u8,
     attributes: &Attributes,
@@ -89,7 +89,7 @@ fn request(
     let mut socket = Socket::open(Protocol::Generic)?;
     let mut ask = Attributes::new();
     ask.text(FAMILY_NAME, "ethtool");
-    // Both generic netlink and netfilter have a header of four bytes; the command is in the place of netfilter's family.
+    // Generic netlink and netfilter both have a four-byte header; the command takes the place of netfilter's family.
     let message = Message { kind: CONTROL, family: FIND_FAMILY, resource: 0, attributes: ask };
     let answers =
         socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))?;

@@ -1,11 +1,11 @@
 //! Linux kernel interfaces: namespaces, links, addresses, routes, rules, packet filters, traffic control, sysctls.
 //!
-//! - The crate knows neither CNI nor configurations nor pods; its terms are those of the kernel.
+//! - This crate knows nothing about CNI, configurations or pods; it uses the kernel's terms.
 //! - A network namespace is a value ([`netns::Netns`]). A netlink socket stays in the namespace in which it was opened.
 //!   Only [`netns`] calls `setns`.
 //! - Only `link/tap/device.rs` contains `unsafe`, for ioctls that nothing can replace.
 //! - Every operation documents the `ip`, `bridge`, `tc` or `nft` command that does the same.
-//! - An error has operation, object, errno and the kernel's own explanation ([`error::Error`]).
+//! - An error contains operation, object, errno and the kernel's own explanation ([`error::Error`]).
 //!
 //! Sources: rtnetlink(7), netlink(7), network_namespaces(7), the kernel's `include/uapi/linux`.
 

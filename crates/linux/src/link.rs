@@ -1,6 +1,6 @@
-//! Network interfaces: their attributes, lookup, changes and removal.
+//! Network interfaces: attributes, lookup, changes and removal.
 //!
-//! [`create`] and [`tap`] create links; [`bridge`] has the attributes of bridges.
+//! [`create`] and [`tap`] create links; [`bridge`] handles bridge attributes.
 //!
 //! Source: rtnetlink(7) RTM_NEWLINK/GETLINK/SETLINK/DELLINK; kernel `include/uapi/linux/if_link.h`.
 
@@ -27,7 +27,7 @@ use crate::rtnl::message::{
     DELETE_LINK, DELETE_LINK_PROPERTY, GET_LINK, INET, INET6, Message, NEW_LINK, NEW_LINK_PROPERTY, SET_LINK,
 };
 
-/// `IFLA_…`: attributes of a link.
+/// `IFLA_…`: link attributes.
 mod attribute {
     pub(super) const ADDRESS: u16 = 1;
     pub(super) const NAME: u16 = 3;
@@ -51,7 +51,7 @@ mod attribute {
     pub(super) const PERMANENT_ADDRESS: u16 = 54;
 }
 
-/// `IFLA_INFO_…`: kind of a link and attributes of its kind.
+/// `IFLA_INFO_…`: link kind, and the attributes that belong to it.
 mod info {
     pub(super) const KIND: u16 = 1;
     pub(super) const DATA: u16 = 2;
@@ -59,7 +59,7 @@ mod info {
     pub(super) const PORT_DATA: u16 = 5;
 }
 
-/// Attributes by kind of link: `IFLA_BR_…`, `IFLA_BRPORT_…`, `IFLA_MACVLAN_…` and so on.
+/// Attributes by link kind: `IFLA_BR_…`, `IFLA_BRPORT_…`, `IFLA_MACVLAN_…` and so on.
 mod detail {
     pub(super) const BRIDGE_VLAN_FILTERING: u16 = 7;
     pub(super) const PORT_STATE: u16 = 1;
@@ -84,7 +84,7 @@ const GENERATE_EUI64: u8 = 0;
 /// `IN6_ADDR_GEN_MODE_NONE`
 const GENERATE_NONE: u8 = 1;
 
-/// `RTEXT_FILTER_SKIP_STATS`: a link without its counters.
+/// `RTEXT_FILTER_SKIP_STATS`: leaves out the counters.
 const SKIP_STATS: u32 = 8;
 /// `IFF_UP`
 const UP: u32 = 1;
@@ -92,12 +92,12 @@ const UP: u32 = 1;
 const PROMISCUOUS: u32 = 0x100;
 /// `IFF_ALLMULTI`
 const ALL_MULTICAST: u32 = 0x200;
-/// Flags that a user can change, apart from `IFF_UP`: DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, PORTSEL,
+/// Flags that a user can change, besides `IFF_UP`: DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, PORTSEL,
 /// AUTOMEDIA, DYNAMIC.
 const SETTABLE: u32 = 0x4 | 0x20 | 0x80 | PROMISCUOUS | ALL_MULTICAST | 0x1000 | 0x2000 | 0x4000 | 0x8000;
-/// Largest number of bytes of alternative names in one request; an attribute has at most 64 KiB.
+/// Maximum bytes of alternative names in one request, because an attribute has at most 64 KiB.
 const PROPERTIES_MAX: usize = 32 << 10;
-/// Largest number of links in one request to remove links: a datagram has at most 200 KiB by default.
+/// Maximum number of links in one removal request, because a datagram has at most 200 KiB by default.
 const REMOVED_AT_ONCE_MAX: usize = 1000;
 /// `BR_STATE_FORWARDING`
 const FORWARDING: u8 = 3;
@@ -111,135 +111,135 @@ const OPERATIONAL: [u8; 2] = [0, 6];
 /// Interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Index, unique in its namespace.
+    /// Index, unique within a namespace.
     pub index: u32,
-    /// Name.
+    /// Interface name.
     pub name: String,
-    /// Kind, the driver's name (`veth`, `bridge`, …); empty for hardware.
+    /// Link kind, which is the driver's name (`veth`, `bridge`, …); empty for hardware.
     pub kind: String,
-    /// Hardware address; empty if there is none.
+    /// MAC address; empty if there is none.
     pub mac: Vec<u8>,
     /// MTU in bytes.
     pub mtu: u32,
-    /// Whether it is administratively up.
+    /// Whether the link is administratively up.
     pub up: bool,
-    /// Whether the operational state allows traffic (RFC 2863 "up"; also "unknown", for drivers that never report it).
+    /// Whether the operational state allows traffic (RFC 2863 "up", or "unknown" for drivers that never report it).
     pub running: bool,
     /// Whether the driver detects a peer. This is known at once, while `running` follows later.
     pub carrier: bool,
-    /// Whether it is the loopback interface.
+    /// Whether this is the loopback interface.
     pub loopback: bool,
-    /// Whether its frames have Ethernet headers.
+    /// Whether frames have Ethernet headers.
     pub ethernet: bool,
-    /// Whether it receives all packets, because of `ip link set promisc on` or of a program.
+    /// Whether the link receives all packets, because of `ip link set promisc on` or because a program asked for it.
     pub promiscuous: bool,
-    /// Whether it receives all multicast packets.
+    /// Whether the link receives all multicast packets.
     pub all_multicast: bool,
-    /// Flags that a user can change (`IFF_NOARP`, `IFF_PROMISC` and others), without `IFF_UP`.
+    /// Flags that a user can change (for example `IFF_NOARP` and `IFF_PROMISC`), without `IFF_UP`.
     pub flags: u32,
-    /// Alternative names.
+    /// Alternative names (`altname`).
     pub alternative_names: Vec<String>,
-    /// Hardware address that the driver reports, which no user can change; empty if unknown.
+    /// MAC address that the driver reports, which no user can change; empty if unknown.
     pub permanent_mac: Vec<u8>,
-    /// Index of the bridge, bond or VRF of which it is a port.
+    /// Index of the bridge, bond or VRF that the link is a port of.
     pub master: Option<u32>,
-    /// Index of the parent (macvlan, vlan) or of the peer (veth), perhaps in another namespace.
+    /// Index of the parent (macvlan, vlan) or the peer (veth), which may be in another namespace.
     pub link: Option<u32>,
-    /// Id, in this namespace, of the namespace to which the index in `link` belongs, if it is another one.
+    /// Id that this namespace has for the namespace in which `link` is, if that is another one.
     pub link_netns_id: Option<i32>,
     /// Group number, 0 by default.
     pub group: u32,
     /// `ifalias`; empty if there is none.
     pub alias: String,
-    /// Length of the transmit queue, in packets.
+    /// Transmit queue length in packets.
     pub tx_queue_length: u32,
-    /// Settings that follow it to another namespace.
+    /// Settings that stay with the link when it moves to another namespace.
     pub settings: DeviceSettings,
-    /// XDP programs, at most one in each mode.
+    /// Attached XDP programs, at most one per mode.
     pub xdp: Vec<XdpProgram>,
-    /// Attributes of its kind.
+    /// Attributes that only this kind has.
     pub detail: Detail,
-    /// Attributes as a port of a bridge.
+    /// Bridge port attributes, if the link is a port.
     pub port: Option<BridgePort>,
-    /// Whether it forwards as a port of a bridge: the state of the spanning tree is `forwarding`.
+    /// Whether the link forwards as a bridge port, that is, its spanning tree state is `forwarding`.
     pub forwards: bool,
 }
 
-/// Attributes of one kind of link.
+/// Attributes that only one link kind has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// No known attributes.
+    /// None that weft reads.
     #[default]
     None,
-    /// A bridge.
+    /// Bridge.
     Bridge {
-        /// Whether it filters by VLAN; `None` if the kernel was built without VLAN filtering.
+        /// Whether the bridge filters by VLAN; `None` if the kernel was built without VLAN filtering.
         vlan_filtering: Option<bool>,
     },
-    /// A VLAN interface.
+    /// VLAN interface.
     Vlan {
         /// VLAN id, 0–4094.
         id: u16,
     },
-    /// A macvlan.
+    /// Macvlan interface.
     Macvlan {
-        /// Mode: the way in which interfaces of the same parent reach each other.
+        /// Mode, which decides how interfaces on the same parent reach each other.
         mode: Option<create::MacvlanMode>,
     },
-    /// An ipvlan.
+    /// Ipvlan interface.
     Ipvlan {
-        /// Layer on which it works.
+        /// Layer on which the interface works.
         mode: Option<create::IpvlanMode>,
     },
-    /// A VRF.
+    /// VRF.
     Vrf {
         /// Routing table.
         table: u32,
     },
 }
 
-/// Attributes of a bridge's port.
+/// Bridge port attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BridgePort {
-    /// Whether frames may leave by the port on which they arrived.
+    /// Whether a frame may leave through the port on which it arrived.
     pub hairpin: bool,
-    /// Whether the port is isolated: it reaches only ports that are not.
+    /// Whether the port is isolated, so that it reaches only ports that are not.
     pub isolated: bool,
 }
 
-/// Change of a link; unset fields are not changed.
+/// Link change; unset fields stay as they are.
 #[derive(Clone, Debug, Default)]
 pub struct Change<'a> {
-    /// Whether the link is administratively up.
+    /// Whether the link should be administratively up.
     pub up: Option<bool>,
-    /// New name; the link must be down on kernels before 6.5.
+    /// New name; on kernels before 6.5 the link must be down.
     pub name: Option<&'a str>,
     /// New MTU in bytes.
     pub mtu: Option<u32>,
-    /// New hardware address.
+    /// New MAC address.
     pub mac: Option<&'a [u8]>,
     /// Whether to receive all packets.
     pub promiscuous: Option<bool>,
     /// Whether to receive all multicast packets.
     pub all_multicast: Option<bool>,
-    /// All flags of [`Link::flags`].
+    /// New value for all flags in [`Link::flags`].
     pub flags: Option<u32>,
-    /// Length of the transmit queue, in packets.
+    /// New transmit queue length in packets.
     pub tx_queue_length: Option<u32>,
-    /// New master; `Some(0)` removes the link from its master.
+    /// New master; `Some(0)` detaches the link from its master.
     pub master: Option<u32>,
-    /// New group.
+    /// New group number.
     pub group: Option<u32>,
     /// New alias; `Some("")` removes it.
     pub alias: Option<&'a str>,
-    /// Whether to announce addresses by ARP when the link is set up: `sysctl -w net.ipv4.conf.NAME.arp_notify=1`. It takes
-    /// effect after the other changes, so set it before `up`.
+    /// Whether to announce addresses by ARP when the link is set up: `sysctl -w net.ipv4.conf.NAME.arp_notify=1`. The
+    /// kernel applies it after the other changes, so it must be set before `up`.
     pub arp_notify: Option<bool>,
-    /// Whether to generate IPv6 link-local addresses: `addrgenmode eui64` or `none`. Set it before `up`, too.
+    /// Whether to generate IPv6 link-local addresses: `addrgenmode eui64` or `none`. It must also be set before `up`.
     pub link_local: Option<bool>,
-    /// Settings of [`Link::settings`].
+    /// New values for [`Link::settings`].
     pub settings: Option<SettingsChange<'a>>,
-    /// Mode in which to remove the XDP program, as in [`XdpProgram::mode`].
+    /// Mode whose XDP program should be removed, as in [`XdpProgram::mode`].
     pub remove_xdp: Option<u32>,
 }
 
@@ -328,7 +328,7 @@ impl Detail {
 }
 
 impl Rtnl {
-    /// Returns the link with this name. `ip -d link show dev NAME`
+    /// Finds a link by name. `ip -d link show dev NAME`
     ///
     /// # Errors
     /// [`Kind::Absent`]: there is none.
@@ -338,12 +338,12 @@ impl Rtnl {
         self.one_link(message, || format!("find link {name}"))
     }
 
-    /// Returns the link with this index.
+    /// Finds a link by index.
     pub fn link_at(&mut self, index: u32) -> Result<Link, Error> {
         self.one_link(query(index), || format!("find link with index {index}"))
     }
 
-    /// Returns the links with these names, in one exchange.
+    /// Finds several links by name in one exchange.
     pub fn links_named<const N: usize>(&mut self, names: [&str; N]) -> Result<[Link; N], Error> {
         let operation = || format!("find links {}", names.join(", "));
         let requests = names.iter().map(|name| {
@@ -356,7 +356,7 @@ impl Rtnl {
         links.try_into().map_err(|_| Error::protocol(operation(), "the kernel did not answer for each"))
     }
 
-    /// Returns the link with this name, or `None`.
+    /// Finds a link by name; `None` if there is none.
     pub fn find_link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         match self.link(name) {
             Ok(link) => Ok(Some(link)),
@@ -365,7 +365,7 @@ impl Rtnl {
         }
     }
 
-    /// Returns every link. `ip -d link`
+    /// Lists all links. `ip -d link`
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
         let answers = self.dump(&query(0), || "list links".to_owned())?;
         Ok(answers.iter().filter_map(only_link).collect())
@@ -388,12 +388,13 @@ impl Rtnl {
         self.change_link(index, name, &Change { up: Some(true), ..Change::default() })
     }
 
-    /// Moves a link to another namespace and changes it there in one request, so that no process sees an intermediate state.
+    /// Moves a link to another namespace and changes it there in one request, so that no process sees an intermediate
+    /// state.
     ///
-    /// `ip link set dev NAME netns PATH [name NEW] …`. The link is then down, without addresses and routes.
+    /// `ip link set dev NAME netns PATH [name NEW] …`. Afterwards the link is down and has no addresses or routes.
     ///
     /// # Errors
-    /// If the move succeeds and the change fails, the link remains in the new namespace.
+    /// If the move succeeds but the change fails, the link stays in the new namespace.
     pub fn move_link(
         &mut self,
         index: u32,
@@ -408,16 +409,18 @@ impl Rtnl {
 
     /// Removes a link. `ip link del dev NAME`
     ///
-    /// Waits for the kernel's grace period, about 20 ms for every kind of link; [`removal`] does not.
+    /// Waits for the kernel's grace period, about 20 ms for every kind of link; [`removal`] avoids that.
     pub fn delete_link(&mut self, index: u32, name: &str) -> Result<(), Error> {
         self.execute(0, Message::link(DELETE_LINK, index), || format!("delete link {name}"))
     }
 
-    /// Removes several links within one grace period for each thousand: they are put in a group, and the group is removed.
+    /// Removes several links, with one grace period per thousand links: they are put in a group, and the group is
+    /// removed.
     ///
-    /// `ip link set dev NAME group N` for each, then `ip link del group N`. The group is a random number, and all requests
-    /// are in one datagram: a process in the namespace cannot put another link into the group beforehand. If the kernel
-    /// refuses to remove the group, the links are removed one by one. Links that no longer exist are ignored.
+    /// `ip link set dev NAME group N` for each, then `ip link del group N`. The group number is random, and all
+    /// requests are in one datagram, so that a process in the namespace cannot put another link into the group
+    /// beforehand. If the kernel refuses to remove the group, the links are removed one by one. Links that no longer
+    /// exist are ignored.
     pub fn delete_links(&mut self, indexes: &[u32]) -> Result<(), Error> {
         let mut outcome = Ok(());
         for some in indexes.chunks(REMOVED_AT_ONCE_MAX) {
@@ -440,7 +443,7 @@ impl Rtnl {
         outcome
     }
 
-    /// Returns the request that removes the links with these indexes, as one datagram.
+    /// Encodes the requests that remove these links, as one datagram.
     pub(crate) fn removal_of_links(indexes: &[u32]) -> Vec<u8> {
         datagram(removal_messages(indexes))
     }
@@ -448,12 +451,12 @@ impl Rtnl {
     /// Adds alternative names to a link. `ip link property add dev NAME altname …`
     ///
     /// # Errors
-    /// [`Kind::Exists`]: the link or another one has one of the names.
+    /// [`Kind::Exists`]: this link or another one already has one of the names.
     pub fn add_alternative_names(&mut self, link: &Link, names: &[&str]) -> Result<(), Error> {
         self.alternative_names(NEW_LINK_PROPERTY, "add", link, names)
     }
 
-    /// Removes alternative names of a link. `ip link property del dev NAME altname …`
+    /// Removes alternative names from a link. `ip link property del dev NAME altname …`
     pub fn remove_alternative_names(&mut self, link: &Link, names: &[&str]) -> Result<(), Error> {
         self.alternative_names(DELETE_LINK_PROPERTY, "remove", link, names)
     }
@@ -482,18 +485,18 @@ impl Rtnl {
     /// Creates a link. `ip link add …`, see [`create::NewLink`].
     ///
     /// # Errors
-    /// [`Kind::Exists`]: the name is in use. A link that was created but not completed is removed, except a bridge, which
-    /// other attachments may already use.
+    /// [`Kind::Exists`]: the name is in use. A link that was created but could not be completed is removed again,
+    /// except a bridge, because other attachments may already use it.
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         let module = link.kind.module();
         self.execute(flags, link.message(), || format!("create {link}"))
             .map_err(|error| error.of_module(module))?;
-        // The kernel accepts these attributes only for an existing link. They are not sent in the same datagram: after a refusal
-        // of the creation they would change a link with this name that another process created.
+        // The kernel accepts these attributes only for an existing link. They are not sent in the same datagram: if the
+        // kernel refused to create the link, they would change a link with the same name that another process created.
         let mut completed = self.complete(link);
-        // The kernel has no IPv6 (`ipv6.disable=1`), or the link has none because its MTU is below 1280. Then no link-local
-        // address is generated in any case.
+        // The kernel has no IPv6 (`ipv6.disable=1`), or the link has none because its MTU is below 1280. Either way, no
+        // link-local address is generated.
         if link.no_link_local && matches!(&completed, Err(error) if error.errno() == Some(Errno::AFNOSUPPORT))
         {
             completed = self.complete(&create::NewLink { no_link_local: false, ..link.clone() });
@@ -502,7 +505,7 @@ impl Rtnl {
             if !matches!(link.kind, create::NewKind::Bridge { .. })
                 && let Ok(Some(made)) = self.find_link(link.name)
             {
-                // The error to return is the first one.
+                // The caller must get the first error.
                 let _ = self.delete_link(made.index, link.name);
             }
         })
@@ -514,7 +517,7 @@ impl Rtnl {
         self.execute_all(requests.collect(), |_| format!("create {link}"))
     }
 
-    /// Changes several links at once; after a failure the later changes have still been made.
+    /// Changes several links at once. If one change fails, the later ones are still made.
     pub fn change_links(&mut self, changes: &[(u32, &str, Change<'_>)]) -> Result<(), Error> {
         let requests =
             changes.iter().map(|(index, _, change)| Request { flags: 0, message: change.message(*index) });
@@ -526,7 +529,8 @@ impl Rtnl {
 }
 
 impl Change<'_> {
-    /// Returns the change of the link with this index, or of the link with this name if the index is 0 (`name` is then not new).
+    /// Encodes the change for the link with this index; if the index is 0, `name` selects the link instead of renaming
+    /// it.
     fn message(&self, index: u32) -> Message {
         let Change {
             up,
@@ -586,7 +590,7 @@ impl Change<'_> {
         message
     }
 
-    /// Returns the changes in the syntax of `ip link set`, for errors.
+    /// Describes the change in `ip link set` syntax, for errors.
     fn describe(&self) -> String {
         let Change {
             up,
@@ -632,7 +636,7 @@ impl Change<'_> {
     }
 }
 
-/// Returns a hardware address as the kernel prints it.
+/// Formats a MAC address as the kernel prints it.
 pub fn mac_text(mac: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(mac.len() * 3);
@@ -646,7 +650,7 @@ pub fn mac_text(mac: &[u8]) -> String {
     text
 }
 
-/// Returns the messages that remove links: one link by its index, several as a group.
+/// Returns the messages that remove links: a single link by index, several as a group.
 fn removal_messages(indexes: &[u32]) -> Vec<Message> {
     if let [index] = indexes {
         return vec![Message::link(DELETE_LINK, *index)];
@@ -660,13 +664,13 @@ fn removal_messages(indexes: &[u32]) -> Vec<Message> {
     messages
 }
 
-/// Returns a group number that no other process can know.
+/// Returns a group number that no other process can guess.
 fn random_group() -> u32 {
-    // The keys of a `RandomState` are random numbers of the kernel.
+    // A `RandomState` has keys that come from the kernel's random numbers.
     (RandomState::new().build_hasher().finish() as u32).max(1)
 }
 
-/// Returns a random hardware address: of one station, administered locally.
+/// Returns a random unicast MAC address, marked as locally administered.
 #[must_use]
 pub fn random_mac() -> [u8; 6] {
     let [first, rest @ .., _, _] = RandomState::new().build_hasher().finish().to_ne_bytes();
@@ -675,13 +679,13 @@ pub fn random_mac() -> [u8; 6] {
     mac
 }
 
-/// Writes which flags to change, and their values.
+/// Writes which flags to change, and the new values.
 fn set_flags(message: &mut Message, flags: u32, mask: u32) {
     message.put(8, &flags.to_ne_bytes());
     message.put(12, &mask.to_ne_bytes());
 }
 
-/// Writes parameters of a link that belong to an address family.
+/// Writes link parameters that belong to an address family.
 fn per_family(families: &mut Attributes, arp_notify: Option<bool>, link_local: Option<bool>) {
     if let Some(on) = arp_notify {
         families.nested(u16::from(INET), |inet| {
@@ -697,7 +701,7 @@ fn per_family(families: &mut Attributes, arp_notify: Option<bool>, link_local: O
     }
 }
 
-/// Returns a request for a link without its counters; index 0 for all links, or for the link that an attribute names.
+/// Builds a request for a link without counters; index 0 means all links, or the link that an attribute names.
 fn query(index: u32) -> Message {
     let mut message = Message::link(GET_LINK, index);
     message.attributes.ne32(attribute::MASK, SKIP_STATS);

@@ -1,4 +1,4 @@
-//! Neighbours: link-layer addresses of hosts on a link, by ARP and IPv6 neighbour discovery.
+//! Neighbours: link-layer addresses that ARP and IPv6 neighbour discovery found on a link.
 //!
 //! Source: rtnetlink(7) RTM_GETNEIGH; ip-neighbour(8); kernel `include/uapi/linux/neighbour.h`.
 
@@ -19,21 +19,21 @@ const LINK_ADDRESS: u16 = 2;
 /// `NUD_INCOMPLETE` and `NUD_FAILED`
 const UNRESOLVED: u16 = 0x01 | 0x20;
 
-/// State of a neighbour.
+/// State of a neighbour entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Neighbour {
-    /// The kernel knows its link-layer address, or needs none.
+    /// The kernel knows the link-layer address, or needs none.
     Resolved(Vec<u8>),
-    /// It has not answered.
+    /// The neighbour has not answered.
     Unresolved,
-    /// Nothing was sent to it lately.
+    /// Nothing was sent to the neighbour lately.
     Unknown,
 }
 
 impl Rtnl {
-    /// Returns the state of one neighbour on a link. `ip neighbour get ADDRESS dev NAME`
+    /// Returns one neighbour's state on a link. `ip neighbour get ADDRESS dev NAME`
     ///
-    /// Only this neighbour is requested. Kernels before 5.0 do not support that: the state is then unknown.
+    /// Only this neighbour is requested. Kernels before 5.0 do not support that, and then the state is unknown.
     pub fn neighbour(&mut self, link: u32, address: IpAddr) -> Result<Neighbour, Error> {
         let mut query = Message::neighbour(GET_NEIGHBOUR, family(address), link);
         query.attributes.address(DESTINATION, address);

@@ -1,4 +1,4 @@
-//! nfnetlink messages, which nf_tables and connection tracking share.
+//! nfnetlink messages, which nf_tables and connection tracking have in common.
 //!
 //! Source: kernel `include/uapi/linux/netfilter/nfnetlink.h`.
 
@@ -17,11 +17,11 @@ const HEADER: usize = 4;
 /// nfnetlink message.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
-    /// Subsystem in the upper byte, type in the lower.
+    /// Subsystem in the upper byte, message type in the lower.
     pub(crate) kind: u16,
     /// `NFPROTO_…`.
     pub(crate) family: u8,
-    /// `res_id`: the subsystem in the first and last message of a batch, else zero.
+    /// `res_id`: the subsystem in a batch's first and last message, otherwise zero.
     pub(crate) resource: u16,
     /// Attributes after the header.
     pub(crate) attributes: Attributes,
@@ -48,7 +48,7 @@ impl NetlinkSerializable for Message {
 impl NetlinkDeserializable for Message {
     type Error = Infallible;
 
-    /// Reads a message; one that is too short for its header has no attributes.
+    /// Reads a message; if it is too short for the header, it has no attributes.
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Message, Infallible> {
         let attributes = Attributes::received(payload.get(HEADER..).unwrap_or_default());
         let family = payload.first().copied().unwrap_or_default();

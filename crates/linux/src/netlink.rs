@@ -1,6 +1,6 @@
-//! Blocking netlink socket: requests are sent in one datagram, and each is acknowledged.
+//! Blocking netlink socket: sends requests in one datagram, and reads an acknowledgement for each.
 //!
-//! - All acknowledgements of an exchange are read before it returns, also after a failure, so that none remains for the
+//! - An exchange reads all its acknowledgements before it returns, even after a failure, so that none is left for the
 //!   next exchange.
 //! - A dump that the kernel reports as interrupted is repeated, at most [`DUMP_TRIES`] times.
 //! - No operation waits longer than [`TIMEOUT`].
@@ -19,75 +19,75 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use crate::error::Error;
 
-/// Timeout of an answer. The kernel answers in microseconds, or waits for the lock of another process.
+/// Timeout for an answer. The kernel answers within microseconds unless it waits for a lock that another process holds.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of attempts for an interrupted dump; the last one is used as it is.
 pub const DUMP_TRIES: usize = 5;
 
-/// Initial size of the receive buffer, in bytes. A link with alternative names may need more: then the buffer grows, and
-/// the request is repeated.
+/// Initial receive buffer in bytes. A link with many alternative names may need more; then the buffer grows, and the
+/// request is repeated.
 const RECEIVE_SIZE: usize = 64 * 1024;
 
-/// Maximum size of a received datagram, in bytes.
+/// Maximum datagram to receive, in bytes.
 const RECEIVE_MAX: usize = 16 << 20;
 
-/// Maximum size of a datagram that fits into a socket's default send buffer, in bytes.
+/// Maximum datagram that fits into a socket's default send buffer, in bytes.
 const ORDINARY_DATAGRAM: usize = 64 * 1024;
 
-/// Maximum number of requests in one datagram. The acknowledgements of about 270 fit into a socket's default receive buffer;
-/// the kernel drops the others.
+/// Maximum number of requests in one datagram. About 270 acknowledgements fit into a socket's default receive buffer;
+/// the kernel drops any more.
 const REQUESTS_MAX: usize = 64;
 
 /// `NLMSGERR_ATTR_MSG`: the explanation in an extended acknowledgement.
 const EXPLANATION: u16 = 1;
 
-/// Subsystem of the kernel.
+/// Kernel subsystem behind a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// Links, addresses, routes, rules, queueing disciplines.
     Route,
     /// nf_tables and connection tracking.
     Netfilter,
-    /// Families that are looked up by name.
+    /// Generic netlink: families that are looked up by name.
     Generic,
 }
 
-/// Socket in the namespace in which it was opened.
+/// Netlink socket, bound to the namespace in which it was opened.
 #[derive(Debug)]
 pub struct Socket {
     inner: netlink_sys::Socket,
     protocol: Protocol,
     sequence: u32,
     buffer: Vec<u8>,
-    /// Whether the end of the last dump was not received.
+    /// Whether the end of the last dump is still unread.
     has_unread_dump: bool,
 }
 
-/// Request: flags besides `NLM_F_REQUEST`, and the message.
+/// Request: a message with flags.
 #[derive(Debug)]
 pub struct Request<M> {
-    /// Flags such as `NLM_F_CREATE`.
+    /// Flags in addition to `NLM_F_REQUEST`, for example `NLM_F_CREATE`.
     pub flags: u16,
-    /// Message.
+    /// Message to send.
     pub message: M,
 }
 
-/// Refusal of a request.
+/// Request that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// Index of the request.
     pub index: usize,
-    /// Errno of the kernel.
+    /// Errno from the kernel.
     pub errno: Errno,
-    /// Explanation of the kernel; may be empty.
+    /// Explanation from the kernel; may be empty.
     pub explanation: String,
 }
 
-/// Failure of an exchange.
+/// Failed exchange.
 #[derive(Debug)]
 pub enum Failure {
-    /// The kernel refused a request; the others of the exchange took effect.
+    /// The kernel refused a request; the others in the exchange took effect.
     Refused(Refusal),
     /// Sending or receiving failed.
     Io(Errno),
@@ -96,7 +96,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Returns the failure as an error of `operation`.
+    /// Converts the failure to an error about `operation`.
     pub fn of(self, operation: impl Into<String>) -> Error {
         match self {
             Failure::Refused(refusal) => Error::explained(operation, refusal.errno, refusal.explanation),
@@ -126,7 +126,7 @@ impl Socket {
         inner.connect(&netlink_sys::SocketAddr::new(0, 0)).map_err(failed)?;
         inner.set_ext_ack(true).map_err(failed)?;
         inner.set_cap_ack(true).map_err(failed)?;
-        // The kernel filters dumps only with this option; kernels before 4.20 do not have it.
+        // The kernel filters dumps only with this option, which kernels before 4.20 do not have.
         let _ = inner.set_netlink_get_strict_chk(true);
         sockopt::set_socket_timeout(&inner, sockopt::Timeout::Recv, Some(TIMEOUT))
             .map_err(|errno| Error::kernel("open netlink socket", errno))?;
@@ -134,15 +134,16 @@ impl Socket {
         Ok(Socket { inner, protocol, sequence: 0, buffer, has_unread_dump: false })
     }
 
-    /// Whether the end of the last dump was not received. The kernel then refuses further dumps of this socket with EBUSY.
+    /// Whether the end of the last dump is still unread. The kernel then refuses further dumps on this socket with
+    /// EBUSY.
     pub(crate) fn has_unread_dump(&self) -> bool {
         self.has_unread_dump
     }
 
-    /// Sends `requests` in one datagram, or in several if they are many, and waits for all acknowledgements.
+    /// Sends `requests` in one datagram, or several if there are many, and waits for all acknowledgements.
     ///
-    /// Returns the answers in the order of arrival. After a refusal the later requests have still been executed; the first
-    /// refusal is returned.
+    /// Returns the answers in the order in which they arrive. If the kernel refuses a request, it still executes the
+    /// later ones; the first refusal is returned.
     pub fn exchange<M>(&mut self, mut requests: Vec<Request<M>>) -> Result<Vec<M>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
@@ -189,8 +190,8 @@ impl Socket {
         }
     }
 
-    /// Reads the answers to `count` requests from the sequence number `first` on, to the last acknowledgement; and the length
-    /// of the longest datagram that did not fit into the buffer.
+    /// Reads the answers to `count` requests, starting with the sequence number `first`, up to the last
+    /// acknowledgement. Also returns the length of the longest datagram that did not fit into the buffer.
     fn answers<M>(&mut self, first: u32, count: usize) -> Result<(Vec<M>, Option<usize>), Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
@@ -228,8 +229,8 @@ impl Socket {
 
     /// Sends an nfnetlink batch in one datagram: `requests` begins with `BATCH_BEGIN` and ends with `BATCH_END`.
     ///
-    /// Only the last request inside is acknowledged, on behalf of all. Every refused request is reported. A refusal with index
-    /// 0 is that of the whole transaction.
+    /// Only the last request inside is acknowledged, on behalf of all, but every refused request is reported. A refusal
+    /// with index 0 concerns the whole transaction.
     pub fn transact<M>(&mut self, requests: Vec<Request<M>>) -> Result<(), Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
@@ -257,7 +258,7 @@ impl Socket {
                     _ if index >= count => {}
                     Body::Refused(errno, explanation) => {
                         let refusal = refusal.get_or_insert(Refusal { index, errno, explanation }).clone();
-                        // If the whole transaction is refused, no acknowledgement may follow.
+                        // If the whole transaction is refused, there may be no acknowledgement.
                         if index == 0 || index == last {
                             return Err(Failure::Refused(refusal));
                         }
@@ -271,8 +272,8 @@ impl Socket {
         }
     }
 
-    /// Makes the send buffer large enough for one datagram. Its default is 208 KiB, half of which the kernel uses for its own
-    /// data.
+    /// Makes the send buffer large enough for one datagram. The default is 208 KiB, of which the kernel uses half for
+    /// its own data.
     fn make_room(&mut self, length: usize) -> Result<(), Failure> {
         if length < ORDINARY_DATAGRAM {
             return Ok(());
@@ -289,9 +290,9 @@ impl Socket {
         self.dump_within(&mut no_limit, flags, message).map(Option::unwrap_or_default)
     }
 
-    /// Requests a dump and returns its messages; `None` if they exceed the limit, of which they use up a part.
+    /// Requests a dump and returns its messages; `None` if they exceed the limit. Each dump uses up part of the limit.
     ///
-    /// After `None` the rest of the dump is unread, and the kernel refuses further dumps of this socket with EBUSY.
+    /// After `None` the rest of the dump is unread, and the kernel refuses further dumps on this socket with EBUSY.
     pub fn dump_within<M>(
         &mut self,
         limit: &mut DumpLimit,
@@ -339,7 +340,8 @@ impl Socket {
         let mut interrupted = false;
         let mut longest = None;
         loop {
-            // The end of the dump may be in a datagram that did not fit. The kernel queues the next one before it returns one.
+            // The dump may have ended in a datagram that did not fit. The kernel queues the next datagram before it
+            // returns one.
             let wait = if longest.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
             match self.receive_with(wait) {
                 Ok(None) => {}
@@ -379,9 +381,9 @@ impl Socket {
         rustix::net::send(&self.inner, datagram, SendFlags::empty()).map(|_| ()).map_err(Failure::Io)
     }
 
-    /// Reads the next datagram into the buffer; unused pages of the buffer are never touched.
+    /// Reads the next datagram into the buffer; unused buffer pages are never touched.
     ///
-    /// Returns the length of a datagram that does not fit, and is lost.
+    /// If the datagram does not fit, it is lost, and its length is returned.
     fn receive(&mut self) -> Result<Option<usize>, Failure> {
         self.receive_with(RecvFlags::empty())
     }
@@ -412,19 +414,19 @@ impl Socket {
     }
 }
 
-/// Limit of dumps that another party can lengthen.
+/// Limit for dumps that another party can lengthen.
 #[derive(Clone, Copy, Debug)]
 pub struct DumpLimit {
-    /// Number of bytes that are left.
+    /// Bytes that may still be read.
     pub bytes: usize,
-    /// Time at which the last dump ends.
+    /// Time by which the last dump must end.
     pub end: Option<Instant>,
 }
 
-/// Answers to a dump.
+/// Result of one dump.
 struct Dump<M> {
     answers: Vec<M>,
-    /// Whether the objects changed meanwhile.
+    /// Whether the objects changed while they were listed.
     interrupted: bool,
     /// Length of the longest datagram that did not fit into the buffer.
     longest: Option<usize>,
@@ -447,7 +449,7 @@ fn append<M: NetlinkSerializable>(datagram: &mut Vec<u8>, sequence: u32, flags: 
     message.serialize(&mut datagram[start..start + aligned]);
 }
 
-/// Returns requests as one datagram, without a request for acknowledgements.
+/// Encodes requests as one datagram that asks for no acknowledgements.
 pub(crate) fn datagram<M: NetlinkSerializable>(requests: Vec<M>) -> Vec<u8> {
     let mut datagram = Vec::with_capacity(128 * requests.len());
     for (sequence, message) in (1..).zip(requests) {
@@ -516,7 +518,7 @@ fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Received<'_>, Failur
     })
 }
 
-/// Returns the kernel's explanation from the attributes after the echoed header of an error.
+/// Extracts the kernel's explanation, which follows the echoed header in an error.
 fn explanation(echoed: &[u8]) -> String {
     const HEADER: usize = 16;
     let Some(attributes) = echoed.get(HEADER..) else { return String::new() };

@@ -1,7 +1,7 @@
 //! Network namespaces as values.
 //!
 //! Only this module calls `setns`: [`Netns::run`] executes a closure inside a namespace. A guard moves the thread back
-//! after a result, an error or a panic, so no other code runs in the wrong namespace.
+//! after a result, an error or a panic, so that no other code can run in the wrong namespace.
 //!
 //! Source: network_namespaces(7), setns(2); ip-netns(8) for named namespaces.
 
@@ -27,38 +27,38 @@ use crate::nft::Nft;
 use crate::rtnl::Rtnl;
 use crate::thread_netns::path as own;
 
-/// Magic number of the file system of namespaces (`include/uapi/linux/magic.h`).
+/// Magic number of the namespace file system (`include/uapi/linux/magic.h`).
 const NSFS_MAGIC: i64 = 0x6e73_6673;
 
-/// Number of attempts to remove a namespace that is mounted again meanwhile.
+/// Number of attempts to remove a namespace that is meanwhile mounted again.
 const REMOVALS_MAX: usize = 10;
 
-/// Files of each network namespace that only its administrators may open: for the lock of links and for the lock of the
-/// packet filter. They are never written.
+/// Files that every network namespace has and that only its administrators may open: one for the link lock, one for the
+/// packet-filter lock. They are never written.
 const OF_ADMINISTRATORS: &str = "/proc/sys/net/ipv4/route/flush";
 const OF_FILTERS: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
-/// Timeouts of a lock: in general, and of a lock under which programs run; and the interval between two attempts.
+/// Timeouts for locks in general, and for a lock under which programs run; and the interval between two attempts.
 const LOCK_MAX: Duration = Duration::from_secs(10);
 const LOCK_OF_PROGRAMS_MAX: Duration = Duration::from_secs(60);
 const LOCK_LOOK: Duration = Duration::from_millis(5);
 
-/// Open network namespace, which exists as long as this value does.
+/// Open network namespace, which lives at least as long as this value.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
     name: String,
 }
 
-/// Identity of a namespace that exists: two open handles belong to the same namespace exactly if their identities are equal.
-/// A later namespace may get the identity of a deleted one; see [`Netns::cookie`].
+/// Namespace identity: two open handles refer to the same namespace exactly if their identities are equal. A later
+/// namespace may get the identity of a deleted one; see [`Netns::cookie`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     device: u64,
     inode: u64,
 }
 
-/// Prints device and inode, as in stat(2).
+/// Formats device and inode, as in stat(2).
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.device, self.inode)
@@ -86,7 +86,7 @@ impl Netns {
         }
     }
 
-    /// Opens the namespace at `path`, or returns `None` if the path does not exist or is only the empty file on which the
+    /// Opens the namespace at `path`; `None` if the path does not exist, or if it is only the empty file on which the
     /// namespace was mounted.
     pub fn find(path: &Path) -> Result<Option<Netns>, Error> {
         match Netns::open_file(path) {
@@ -110,13 +110,13 @@ impl Netns {
         }
     }
 
-    /// Returns the namespace of this thread.
+    /// Opens this thread's namespace.
     pub fn own() -> Result<Netns, Error> {
         // The kernel provides this path, so it is a namespace.
         Netns::open_file(Path::new(own()))
     }
 
-    /// Returns the identity of the namespace.
+    /// Returns the namespace identity.
     pub fn identity(&self) -> Result<Identity, Error> {
         match self.file.metadata() {
             Ok(meta) => Ok(Identity { device: meta.dev(), inode: meta.ino() }),
@@ -124,20 +124,20 @@ impl Netns {
         }
     }
 
-    /// Returns the cookie of the namespace, a number that the kernel gives to no other namespace of this boot, unlike an
-    /// inode number. `None` on kernels before 5.14.
+    /// Returns the namespace cookie. Unlike an inode number, the kernel never gives it to another namespace during this
+    /// boot. `None` on kernels before 5.14.
     pub fn cookie(&self) -> Option<u64> {
         self.run(cookie::own).ok().flatten()
     }
 
-    /// Runs `work` inside. `ip netns exec …`
+    /// Runs `work` inside the namespace. `ip netns exec …`
     ///
-    /// The calling thread enters the namespace and returns, also if `work` panics; a thread of its own would cost a tenth of a
-    /// whole ADD. If the thread cannot return, the process ends, because it would continue in the wrong namespace. The journal
-    /// has its unfinished work.
+    /// The calling thread enters the namespace and returns, even if `work` panics; a separate thread would cost a tenth
+    /// of a whole ADD. If the thread cannot return, the process aborts, because it would otherwise continue in the
+    /// wrong namespace. The journal records its unfinished work.
     ///
     /// # Errors
-    /// The namespace cannot be entered: it is not a network namespace, or there is no permission.
+    /// The namespace cannot be entered: it is not a network namespace, or permission is denied.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> Result<T, Error> {
         let back = Return(Netns::own()?.file);
         enter(&self.file)
@@ -147,26 +147,26 @@ impl Netns {
         Ok(result)
     }
 
-    /// Locks the namespace among its administrators, as [`Netns::lock_own`] does inside.
+    /// Locks the namespace, in the same way as [`Netns::lock_own`] does from inside.
     ///
     /// # Errors
-    /// Those of [`Netns::lock_own`], and those of [`Netns::run`].
+    /// Those from [`Netns::lock_own`] and from [`Netns::run`].
     pub fn lock(&self, lock: Lock) -> Result<Locked, Error> {
         self.run(|| Netns::lock_own(lock))?
     }
 
-    /// Locks the file of the namespace. `flock PATH`. Every process that can open the namespace can hold this lock.
+    /// Locks the namespace file. `flock PATH`. Every process that can open the namespace can hold this lock.
     fn lock_for(&self, lock: Lock, most: Duration) -> Result<Locked, Error> {
         let operation = || format!("lock network namespace {}", self.name);
-        // A lock belongs to the open file, and a clone would share it: so the file is opened again.
+        // A lock belongs to the open file, and a clone would share it, so the file must be opened again.
         let own = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
             .map_err(|error| Error::io(operation(), &error))?;
         lock_within(own, lock, most).map_err(|errno| Error::kernel(operation(), errno))
     }
 
-    /// Locks the calling thread's namespace among its administrators, on a file that only they may open. It leaves no file
-    /// and ends with the returned value. If `/proc/sys` is read-only, the file cannot be opened, and the lock is that of
-    /// the namespace itself, which other users can hold.
+    /// Locks the calling thread's namespace on a file that only its administrators may open. The lock leaves no file
+    /// behind and ends with the returned value. If `/proc/sys` is read-only, that file cannot be opened, and the
+    /// namespace file is locked instead, which other users can also do.
     ///
     /// # Errors
     /// [`crate::Kind::TimedOut`] after [`LOCK_MAX`], or at once with [`Lock::TryExclusive`].
@@ -174,12 +174,13 @@ impl Netns {
         lock_file(OF_ADMINISTRATORS, lock, LOCK_MAX)
     }
 
-    /// Locks the packet filter of the calling thread's namespace, like [`Netns::lock_own`]; if `/proc/sys` is read-only, both
-    /// are one lock. A program that is started under the lock holds it until it exits, even if the process that started it is
-    /// killed.
+    /// Locks the packet filter in the calling thread's namespace, like [`Netns::lock_own`]; if `/proc/sys` is
+    /// read-only, both are the same lock. A program that is started under the lock holds it until it exits, even if its
+    /// parent is killed.
     ///
     /// # Errors
-    /// Those of [`Netns::lock_own`], after a minute: many processes may hold the lock before, each with its programs.
+    /// Those from [`Netns::lock_own`], but only after a minute, because many processes may hold the lock first, each
+    /// with its programs.
     pub fn lock_filters(lock: Lock) -> Result<Locked, Error> {
         let locked = lock_file(OF_FILTERS, lock, LOCK_OF_PROGRAMS_MAX)?;
         rustix::io::fcntl_setfd(&locked._file, FdFlags::empty())
@@ -205,7 +206,7 @@ impl Netns {
     /// Creates a namespace and mounts it at `path`, which is created. `ip netns add`
     ///
     /// # Errors
-    /// [`crate::Kind::Exists`]: `path` exists. On failure nothing remains there.
+    /// [`crate::Kind::Exists`]: `path` exists. After a failure nothing is left there.
     pub fn create(path: &Path) -> Result<Netns, Error> {
         let name = path.display().to_string();
         let failed = |what: &str, error: std::io::Error| Error::io(format!("{what} {name}"), &error);
@@ -229,7 +230,7 @@ impl Netns {
             }
         });
         if let Err(errno) = mounted {
-            // Best effort: the error to return is the first one.
+            // Best effort: the caller must get the first error.
             let _ = fs::remove_file(path);
             return Err(Error::kernel(format!("create network namespace {name}"), errno));
         }
@@ -238,18 +239,18 @@ impl Netns {
 
     /// Unmounts and removes the namespace at `path`. `ip netns delete`
     ///
-    /// A missing namespace is no error. If another process creates it at the same moment, either the file without a mount is
-    /// removed and that process fails, or its namespace is removed.
+    /// A missing namespace is not an error. If another process creates it at the same moment, either the file is
+    /// removed before it is mounted and that process fails, or its namespace is removed.
     pub fn destroy(path: &Path) -> Result<(), Error> {
         let name = path.display().to_string();
         for _ in 0..REMOVALS_MAX {
             match rustix::mount::unmount(path, UnmountFlags::DETACH) {
-                // EINVAL: the file exists, and nothing is mounted on it.
+                // EINVAL: the file exists, but nothing is mounted on it.
                 Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
                 Err(errno) => return Err(Error::kernel(format!("unmount network namespace {name}"), errno)),
             }
             match fs::remove_file(path) {
-                // Mounted since the last attempt.
+                // It was mounted since the last attempt.
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(Error::io(format!("remove network namespace {name}"), &error));
@@ -261,10 +262,10 @@ impl Netns {
     }
 }
 
-/// Way to lock a namespace.
+/// Lock mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lock {
-    /// Shared with other shared locks; waits for exclusive ones.
+    /// Shares the lock with other shared locks, and waits for exclusive ones.
     Shared,
     /// Exclusive; waits.
     Exclusive,
@@ -272,7 +273,7 @@ pub enum Lock {
     TryExclusive,
 }
 
-/// Held lock.
+/// Lock that is held until it is dropped.
 #[must_use = "dropping it unlocks"]
 #[derive(Debug)]
 pub struct Locked {
@@ -285,11 +286,11 @@ impl AsFd for Netns {
     }
 }
 
-/// Moves this single-threaded process to the files and programs of the host: the mount namespace and the root of process
-/// 1, which is the host's if the container shares its process ids. `nsenter --target 1 --mount --root`
+/// Moves this single-threaded process to the host's files and programs: the mount namespace and root directory of
+/// process 1, which is the host's if the container shares its process ids. `nsenter --target 1 --mount --root`
 ///
 /// # Errors
-/// [`crate::Kind::Denied`]: missing privilege.
+/// [`crate::Kind::Denied`]: the privilege is missing.
 pub fn enter_host_mount_namespace() -> Result<(), Error> {
     let step = || "enter the mount namespace of process 1".to_owned();
     let open = |path: &str| File::open(path).map_err(|error| Error::io(format!("open {path}"), &error));
@@ -300,12 +301,12 @@ pub fn enter_host_mount_namespace() -> Result<(), Error> {
     entered.map_err(|errno| Error::kernel(step(), errno))
 }
 
-/// Enters a network namespace: the only other call of `setns`.
+/// Enters a network namespace: the only other place that calls `setns`.
 fn enter(file: &File) -> Result<(), Errno> {
     rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
 }
 
-/// Guard that moves the thread back to its earlier namespace when it is dropped.
+/// Guard that moves the thread back to its previous namespace when it is dropped.
 struct Return(File);
 
 impl Drop for Return {
@@ -326,8 +327,8 @@ fn new_network_namespace() -> Result<(), Errno> {
     rustix::thread::unshare(UnshareFlags::NEWNET)
 }
 
-/// Makes the directory a shared mount of its own, as ip-netns(8) does, so that namespaces mounted in it are visible and can
-/// be removed in every mount namespace.
+/// Makes the directory a shared mount, as ip-netns(8) does, so that namespaces mounted in it are visible in every mount
+/// namespace and can be removed there.
 fn prepare_directory(directory: &Path) -> Result<(), Error> {
     let name = directory.display().to_string();
     fs::create_dir_all(directory).map_err(|error| Error::io(format!("create directory {name}"), &error))?;
@@ -343,7 +344,7 @@ fn prepare_directory(directory: &Path) -> Result<(), Error> {
     }
 }
 
-/// Locks a file of the calling thread's namespace, or the namespace if the file cannot be opened.
+/// Locks a file in the calling thread's namespace, or the namespace itself if the file cannot be opened.
 fn lock_file(path: &str, lock: Lock, most: Duration) -> Result<Locked, Error> {
     match fs::OpenOptions::new().write(true).open(path) {
         Ok(own) => lock_within(own, lock, most).map_err(|errno| Error::kernel(format!("lock {path}"), errno)),
@@ -351,7 +352,7 @@ fn lock_file(path: &str, lock: Lock, most: Duration) -> Result<Locked, Error> {
     }
 }
 
-/// Locks the file within a time, by polling, because flock(2) has no timeout.
+/// Locks the file within a time limit. It polls, because flock(2) has no timeout.
 fn lock_within(own: File, lock: Lock, most: Duration) -> Result<Locked, Errno> {
     let (how, most) = match lock {
         Lock::Shared => (FlockOperation::NonBlockingLockShared, most),

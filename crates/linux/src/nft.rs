@@ -1,10 +1,10 @@
 //! nf_tables over netlink: one [`Batch`] is one transaction, which the kernel executes completely or not at all.
 //!
 //! - Every operation documents the `nft` command that does the same.
-//! - `ensure_…` creates an object unless it exists; `create_…` fails with [`Kind::Exists`] if it exists, and with it the
-//!   whole batch.
-//! - Comments are written so that `nft list` prints them: they are the owner tags.
-//! - An error has the operation, its object, and the kernel's explanation.
+//! - `ensure_…` creates an object unless it exists; `create_…` fails with [`Kind::Exists`] if it exists, and so does
+//!   the whole batch.
+//! - Comments are written in nft's format, so that `nft list` prints them: they are the owner tags.
+//! - An error contains the operation, its object, and the kernel's explanation.
 //!
 //! ```no_run
 //! use linux::nft::{Batch, Element, Family, Nft, Rule, Set, Table, Type};
@@ -44,13 +44,13 @@ use crate::netlink::{DumpLimit, Failure, Request};
 /// `NFNL_SUBSYS_NFTABLES`.
 const SUBSYSTEM: u8 = 10;
 
-/// `NFNL_MSG_BATCH_BEGIN`, of no subsystem.
+/// `NFNL_MSG_BATCH_BEGIN`, which belongs to no subsystem.
 const BATCH_BEGIN: u16 = 16;
 
 /// `NFNL_MSG_BATCH_END`.
 const BATCH_END: u16 = 17;
 
-/// Address family of a table.
+/// Address family that a table belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4 and IPv6.
@@ -61,32 +61,32 @@ pub enum Family {
     Ip6,
     /// Packets that cross a bridge.
     Bridge,
-    /// Packets that arrive at one link.
+    /// Packets that arrive on one link.
     Netdev,
 }
 
-/// Reference to a table; creates nothing.
+/// Reference to a table; does not create it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table<'a> {
     family: Family,
     name: &'a str,
 }
 
-/// nf_tables of one network namespace.
+/// nf_tables in one network namespace.
 ///
-/// Its socket stays open and is used again, because closing one can take 20 ms.
+/// The socket stays open and is reused, because closing it can take 20 ms.
 #[derive(Debug)]
 pub struct Nft {
     socket: PooledSocket,
-    /// Limit of all lists together.
+    /// Limit for all lists together.
     limit: Option<ListLimit>,
 }
 
-/// Limit of the lists of a namespace that another party can change.
+/// Limit for lists in a namespace that another party can change.
 #[derive(Clone, Copy, Debug)]
 struct ListLimit {
     left: DumpLimit,
-    /// Number of bytes and time at the beginning, for the error.
+    /// Bytes and time at the beginning, for the error.
     bytes_max: usize,
     time_max: Duration,
 }
@@ -94,7 +94,7 @@ struct ListLimit {
 // === impl Family ===
 
 impl Family {
-    /// All families.
+    /// All address families.
     const ALL: [Family; 5] = [Family::Inet, Family::Ip, Family::Ip6, Family::Bridge, Family::Netdev];
 
     /// `NFPROTO_…`.
@@ -122,7 +122,7 @@ impl Family {
 // === impl Table ===
 
 impl<'a> Table<'a> {
-    /// Returns a reference to the table of this family and name.
+    /// Refers to the table with this family and name.
     #[must_use]
     pub const fn new(family: Family, name: &'a str) -> Table<'a> {
         Table { family, name }
@@ -134,14 +134,14 @@ impl<'a> Table<'a> {
         self.family
     }
 
-    /// Returns a rule for this table, without conditions and statements yet.
+    /// Starts a rule for this table, still without conditions and statements.
     pub fn rule(self) -> Rule {
         Rule::new(self.family)
     }
 }
 
 impl std::fmt::Display for Table<'_> {
-    /// Prints the table as nft does: `inet weft`.
+    /// Formats the table as nft does: `inet weft`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.family.word(), self.name)
     }
@@ -155,8 +155,8 @@ impl Nft {
         PooledSocket::open().map(|socket| Nft { socket, limit: None })
     }
 
-    /// Limits all lists of this socket together to a number of bytes, and to a time from now on. A list that exceeds it is an
-    /// error of [`crate::Kind::Exceeded`], after which the kernel refuses further lists of this socket.
+    /// Limits all lists on this socket together, to a number of bytes and a time from now on. A list that exceeds the
+    /// limit fails with [`crate::Kind::Exceeded`]; after that, the kernel refuses further lists on this socket.
     #[must_use]
     pub fn within(self, bytes_max: usize, time_max: Duration) -> Nft {
         let left = DumpLimit { bytes: bytes_max, end: Some(Instant::now() + time_max) };
@@ -166,8 +166,8 @@ impl Nft {
     /// Executes a batch completely or not at all.
     ///
     /// # Errors
-    /// The first operation that the kernel refused. [`crate::Kind::Absent`]: its table, chain, set or element does not exist.
-    /// [`crate::Kind::Exists`]: the object of a `create_…`, or a contradicting element, exists.
+    /// The first operation that the kernel refused. [`crate::Kind::Absent`]: a table, chain, set or element does not
+    /// exist. [`crate::Kind::Exists`]: an object to create exists, or an element contradicts an existing one.
     pub fn commit(&mut self, batch: Batch) -> Result<(), Error> {
         if batch.has_removal() {
             pool::note_removal();
@@ -187,7 +187,7 @@ impl Nft {
             .chain(messages)
             .chain([Request { flags: 0, message: bracket(BATCH_END) }]);
         self.socket.transact(whole.collect()).map_err(|failure| {
-            // The refusal of the first message is that of the whole transaction.
+            // If the first message is refused, the whole transaction is.
             let place =
                 if let Failure::Refused(refusal) = &failure { refusal.index.checked_sub(1) } else { None };
             let operation = place.and_then(|place| operations.get(place));
@@ -196,7 +196,7 @@ impl Nft {
     }
 }
 
-/// Returns the type of an nf_tables message.
+/// Returns the type number for an nf_tables message.
 fn kind(message: u8) -> u16 {
     u16::from(SUBSYSTEM) << 8 | u16::from(message)
 }

@@ -1,10 +1,10 @@
 //! Raw frames on one link, for DHCP clients without an address, and UDP sockets bound to a link, for those with one.
 //!
-//! A packet socket receives from one link only packets to one UDP port. The traffic of a busy pod must neither fill its
-//! buffer before the answer arrives, nor wake its reader. The socket is open only while a client waits for an answer.
+//! A packet socket receives only packets to one UDP port on one link. A busy pod's traffic must neither fill the buffer
+//! before the answer arrives nor wake the reader. The socket is open only while a client waits for an answer.
 //!
-//! The filter selects the link, too, and the socket is not bound: bind(2) of a socket that receives already waits for the
-//! kernel's grace period (`synchronize_net`), which takes about ten milliseconds.
+//! The filter also selects the link, so that the socket need not be bound: calling bind(2) on a socket that already
+//! receives waits for the kernel's grace period (`synchronize_net`), which takes about ten milliseconds.
 //!
 //! Source: packet(7), socket(7) `SO_ATTACH_FILTER` and `SO_BINDTODEVICE`; Linux `Documentation/networking/filter.rst`,
 //! `net/packet/af_packet.c`.
@@ -21,19 +21,19 @@ use socket2::{SockFilter, SockRef};
 
 use crate::error::Error;
 
-/// Maximum length of a received frame, in bytes; longer frames are cut.
+/// Maximum frame to receive, in bytes; longer frames are cut.
 const FRAME_MAX: usize = 9216;
 
-/// Received data.
+/// Data received from a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// Whole frame.
     Frame(Vec<u8>),
-    /// Content of a datagram.
+    /// Datagram content.
     Datagram(Vec<u8>),
 }
 
-/// Socket for the frames of one link that carry UDP over IPv4 to one port.
+/// Socket for frames on one link that carry UDP over IPv4 to one port.
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: OwnedFd,
@@ -42,7 +42,7 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens a socket in the calling thread's namespace for the link with this name, which must be up, and for this port.
+    /// Opens a socket in the calling thread's namespace, for this port on the link with this name, which must be up.
     ///
     /// Like `tcpdump -i NAME 'udp dst port PORT'`.
     pub fn open(name: &str, port: u16) -> Result<PacketSocket, Error> {
@@ -66,7 +66,7 @@ impl PacketSocket {
         Ok(PacketSocket { socket, link, name: name.to_owned() })
     }
 
-    /// Sends a frame with its header.
+    /// Sends a frame including its header.
     pub fn send(&self, frame: &[u8]) -> Result<(), Error> {
         match sendto(self.socket.as_raw_fd(), frame, &self.link, MsgFlags::empty()) {
             Ok(_) => Ok(()),
@@ -74,8 +74,8 @@ impl PacketSocket {
         }
     }
 
-    /// Returns what arrives first by `until`: a frame on the link, header included, or a datagram on `beside`, if there is one.
-    /// `None` if neither arrives.
+    /// Returns what arrives first before `until`: a frame on the link including its header, or a datagram on `beside`
+    /// if there is such a socket. `None` if nothing arrives.
     pub fn receive(&self, beside: Option<&UdpSocket>, until: Instant) -> Result<Option<Received>, Error> {
         let failed = |errno: Errno| Error::kernel(format!("receive on {}", self.name), errno);
         let mut buffer = vec![0; FRAME_MAX];
@@ -90,7 +90,8 @@ impl PacketSocket {
                         buffer.truncate(length);
                         return Ok(Some(Received::Frame(buffer)));
                     }
-                    // Packets of other links, received before the filter was set, must not delay the caller beyond the deadline.
+                    // Packets from other links that arrived before the filter was set must not delay the caller beyond
+                    // the deadline.
                     if Instant::now() >= until {
                         return Ok(None);
                     }
@@ -107,9 +108,10 @@ impl PacketSocket {
     }
 }
 
-/// Returns the filter: whole UDP datagrams of IPv4 to this port, received on this link, which has Ethernet headers.
+/// Builds the filter: whole IPv4 UDP datagrams to this port, received on this link, which has Ethernet headers.
 ///
-/// Classic BPF, as `tcpdump -dd` prints it: (operation, jump if true, jump if false, value). A read beyond the end rejects.
+/// Classic BPF, as `tcpdump -dd` prints it: (operation, jump if true, jump if false, value). A read beyond the end
+/// rejects.
 fn only_to(link: u32, port: u16) -> [SockFilter; 13] {
     const WORD_AT: u16 = 0x20;
     // Index of the link that received the packet: `SKF_AD_OFF + SKF_AD_IFINDEX`.
@@ -139,12 +141,12 @@ fn only_to(link: u32, port: u16) -> [SockFilter; 13] {
     ]
 }
 
-/// Reads a datagram that has already arrived; an ICMP error of the peer counts as none.
+/// Reads a datagram that has already arrived; an ICMP error from the peer counts as none.
 fn datagram(socket: &UdpSocket, buffer: &mut [u8]) -> Option<usize> {
     rustix::net::recv(socket, buffer, RecvFlags::DONTWAIT).ok().map(|(length, _)| length)
 }
 
-/// Returns a UDP socket that sends and receives on one link only, in the calling thread's namespace.
+/// Opens a UDP socket in the calling thread's namespace that sends and receives on one link only.
 pub fn udp_on(name: &str, from: SocketAddrV4, to: SocketAddrV4) -> Result<UdpSocket, Error> {
     let operation = || format!("open socket from {from} to {to} on {name}");
     let failed = |error: std::io::Error| Error::io(operation(), &error);
@@ -155,7 +157,7 @@ pub fn udp_on(name: &str, from: SocketAddrV4, to: SocketAddrV4) -> Result<UdpSoc
     Ok(socket)
 }
 
-/// Returns a UDP socket of IPv6 that sends and receives on one link only, in the calling thread's namespace. It is not
+/// Opens an IPv6 UDP socket in the calling thread's namespace that sends and receives on one link only. It is not
 /// connected, because the answer to a multicast request comes from another address.
 pub fn udp6_on(name: &str, from: SocketAddrV6) -> Result<UdpSocket, Error> {
     let operation = || format!("open socket from {from} on {name}");
@@ -177,7 +179,7 @@ fn wait_readable(socket: &OwnedFd, beside: Option<&UdpSocket>, until: Instant) -
     }
 }
 
-/// Converts an errno of `nix` to one of `rustix`.
+/// Converts a `nix` errno to a `rustix` errno.
 fn of(errno: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(errno as i32)
 }

@@ -1,16 +1,16 @@
 //! Child processes that the kernel kills when their parent exits, and children that wait for that exit.
 //!
-//! A container runtime that times out kills the plugin it called and asks for DEL at once. A child that continued would
-//! create what that DEL has already looked for. Only the process itself can ask the kernel to be killed with its parent,
-//! so the child starts as this program, asks, and then executes the other one:
+//! A container runtime that times out kills the plugin it called and calls DEL at once. If the plugin's child went on,
+//! it would create what that DEL has already looked for. Only a process itself can ask the kernel to be killed with its
+//! parent. So the child starts as this program, asks the kernel, and then executes the other program:
 //!
 //! ```text
 //!   weft-cni ─► weft-cni exec-with-parent PARENT PROGRAM [ARGUMENT…] ─exec─► PROGRAM [ARGUMENT…]
 //! ```
 //!
-//! - The process that is started is the one that executes the program: pid, process group, pipes and environment stay.
+//! - The process that is started also executes the program, so pid, process group, pipes and environment stay the same.
 //! - While a program file is open for writing («text file busy»), executing it is retried.
-//! - Processes that the program starts are not covered.
+//! - Processes that the program starts itself are not covered.
 //!
 //! The opposite is a child that begins its work when its parent has exited: [`wait`].
 //!
@@ -27,14 +27,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
 
-/// First argument of a program that is started for [`exec`].
+/// First argument that makes the program call [`exec`].
 pub const COMMAND: &str = "exec-with-parent";
 /// Pause between two attempts to execute a busy file.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns the command that runs `program` until the calling process exits.
 ///
-/// If `/proc` does not show this program's own file, it is the command of `program` itself.
+/// If `/proc` does not show this program's own file, `program` is started directly.
 pub fn command(program: &Path) -> Command {
     let own = Path::new("/proc/self/exe");
     let mut command = Command::new(if own.exists() { own } else { program });
@@ -44,7 +44,7 @@ pub fn command(program: &Path) -> Command {
     command
 }
 
-/// Executes `program` in place of the calling process, to be killed when the process `parent` exits.
+/// Executes `program` in place of the calling process, so that it is killed when the process `parent` exits.
 ///
 /// A busy file is retried for `busy`. Returns only if the program cannot be executed.
 pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration) -> io::Error {
@@ -68,7 +68,7 @@ pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration)
 /// Waits until the process `parent`, which started the calling process, has exited.
 ///
 /// # Errors
-/// Error of pidfd_open(2) or poll(2); `parent` is not a process id.
+/// pidfd_open(2) or poll(2) failed, or `parent` is not a process id.
 pub fn wait(parent: u32) -> io::Result<()> {
     let pid = i32::try_from(parent).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
     let exit = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -76,7 +76,8 @@ pub fn wait(parent: u32) -> io::Result<()> {
         Err(Errno::SRCH) => return Ok(()),
         Err(errno) => return Err(errno.into()),
     };
-    // The number may be reused after an early exit of the parent: only a process that is still the parent is waited for.
+    // If the parent exited early, its number may have been reused. So this waits only while that process is still the
+    // parent.
     while is_parent(parent) {
         match poll(&mut [PollFd::new(&exit, PollFlags::IN)], None) {
             Ok(_) => return Ok(()),
@@ -87,7 +88,7 @@ pub fn wait(parent: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether `parent` is the current parent of the calling process.
+/// Whether `parent` is the calling process's parent at the moment.
 fn is_parent(parent: u32) -> bool {
     getppid().is_some_and(|pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent))
 }
@@ -105,7 +106,7 @@ mod tests {
         let gone = child.id();
         child.wait().unwrap();
         wait(gone).unwrap();
-        // The process is alive and did not start this one.
+        // The process is alive, but it did not start this one.
         wait(std::process::id()).unwrap();
         assert_eq!(wait(0).unwrap_err().kind(), ErrorKind::InvalidInput);
     }

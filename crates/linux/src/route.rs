@@ -1,6 +1,6 @@
 //! Routes.
 //!
-//! Routes of weft have their own protocol number, so that `ip route show proto 119` finds them all.
+//! weft's routes have their own protocol number, so that `ip route show proto 119` finds them all.
 //!
 //! Source: rtnetlink(7) RTM_NEWROUTE/GETROUTE/DELROUTE; ip-route(8).
 
@@ -41,17 +41,17 @@ const METRIC_MTU: u16 = 2;
 const METRIC_ADVMSS: u16 = 8;
 /// `RTN_UNICAST`
 const UNICAST: u8 = 1;
-/// `RT_SCOPE_NOWHERE`: any scope, in a request to remove a route.
+/// `RT_SCOPE_NOWHERE`: in a removal request it stands for any scope.
 const ANY_SCOPE: u8 = 255;
 /// `RTNH_F_ONLINK`
 const ONLINK: u32 = 4;
 /// `RTM_F_CLONED`: a cache entry, not a route.
 const CLONED: u32 = 0x200;
 
-/// Protocol number of weft's routes. It is in no registry; 119 is the letter `w`.
+/// Protocol number for weft's routes. It is in no registry; 119 is the letter `w`.
 pub const PROTOCOL: u8 = 119;
 
-/// `RTPROT_KERNEL`: created by the kernel itself.
+/// `RTPROT_KERNEL`: the kernel created the route itself.
 const KERNEL: u8 = 2;
 
 /// Main routing table.
@@ -60,33 +60,33 @@ pub const TABLE_MAIN: u32 = 254;
 /// Route to add or remove, or as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Destination network; host bits are cleared when it is sent.
+    /// Destination network; host bits are cleared before it is sent.
     pub dst: IpNet,
     /// Next hop; `None` for a directly connected destination.
     pub gateway: Option<IpAddr>,
-    /// Index of the interface; 0 for routes without one.
+    /// Interface index; 0 for a route without interface.
     pub link: u32,
     /// Preferred source address.
     pub source: Option<IpAddr>,
-    /// Metric; the lowest is preferred. `None` for the default: 0 for IPv4, 1024 for IPv6.
+    /// Metric; the lowest wins. `None` means the default: 0 for IPv4, 1024 for IPv6.
     pub priority: Option<u32>,
     /// Routing table.
     pub table: u32,
     /// Scope: 0 global, 253 link, 254 host. IPv6 has only 0.
     pub scope: u8,
-    /// Protocol number of its creator.
+    /// Protocol number, which tells what created the route.
     pub protocol: u8,
-    /// MTU of the route, in bytes.
+    /// MTU for this route, in bytes.
     pub mtu: Option<u32>,
     /// Maximum segment size to advertise, in bytes.
     pub advmss: Option<u32>,
-    /// Whether the gateway counts as reachable without a route to it.
+    /// Whether the gateway counts as reachable even without a route to it.
     pub onlink: bool,
 }
 
-/// Scope of a route to a directly connected network.
+/// Scope for a route to a directly connected network.
 pub const SCOPE_LINK: u8 = 253;
-/// Scope of a route through a gateway.
+/// Scope for a route through a gateway.
 pub const SCOPE_GLOBAL: u8 = 0;
 
 /// Behaviour if such a route exists.
@@ -94,14 +94,14 @@ pub const SCOPE_GLOBAL: u8 = 0;
 pub enum Existing {
     /// Fail.
     Refuse,
-    /// Replace the first route with the same destination, metric and table.
+    /// Replace the first route that has the same destination, metric and table.
     Replace,
     /// Add it as another one (multipath for IPv6); an identical route is refused.
     Append,
 }
 
 impl Route {
-    /// Returns a route through `link`, by `gateway` if there is one, in the main table.
+    /// Describes a route through `link` in the main table, with a gateway if there is one.
     pub fn new(dst: IpNet, link: u32, gateway: Option<IpAddr>) -> Route {
         Route {
             dst,
@@ -118,7 +118,7 @@ impl Route {
         }
     }
 
-    /// Whether it is a default route.
+    /// Whether this is a default route.
     pub fn is_default(&self) -> bool {
         self.dst.prefix_len() == 0
     }
@@ -167,7 +167,7 @@ impl Route {
         message
     }
 
-    /// Returns a route with the next hops of this one and of `others`.
+    /// Encodes a route that has this next hop and those in `others`.
     fn multipath(&self, others: &[Route]) -> Message {
         let hops = multipath::hops(&[std::slice::from_ref(self), others].concat());
         let common = Route { gateway: None, link: 0, onlink: false, ..self.clone() };
@@ -176,7 +176,7 @@ impl Route {
         message
     }
 
-    /// Returns the route for an error: `10.0.0.0/8 via 10.1.0.1`.
+    /// Formats the route for an error: `10.0.0.0/8 via 10.1.0.1`.
     fn describe(&self) -> String {
         match self.gateway {
             Some(gateway) => format!("{} via {gateway}", self.dst),
@@ -189,16 +189,17 @@ impl Rtnl {
     /// Adds a route. `ip route add|replace|append DST [via GATEWAY] dev NAME …`
     ///
     /// # Errors
-    /// [`crate::Kind::Exists`]: with [`Existing::Refuse`] if there is such a route, otherwise if this exact route exists.
-    /// "Network is unreachable": the gateway is not reachable.
+    /// [`crate::Kind::Exists`]: with [`Existing::Refuse`] if there is such a route, otherwise if exactly this route
+    /// exists. "Network is unreachable": the gateway is not reachable.
     pub fn add_route(&mut self, route: &Route, existing: Existing) -> Result<(), Error> {
         let message = route.message(NEW_ROUTE);
         self.execute(existing.flags(), message, || format!("add route {}", route.describe()))
     }
 
-    /// Adds several routes in one datagram, in order; after a failure the later ones have still been tried.
+    /// Adds several routes in one datagram, in order. If one fails, the later ones are still tried.
     ///
-    /// Routes of one destination through several gateways become one multipath route. A repeated route is added once.
+    /// Routes to one destination through several gateways become one multipath route. A repeated route is added only
+    /// once.
     pub fn add_routes(&mut self, routes: &[Route], existing: Existing) -> Result<(), Error> {
         let groups = multipath::groups(routes);
         let requests = groups.iter().filter_map(|group| group.split_first()).map(|(first, others)| {
@@ -217,7 +218,8 @@ impl Rtnl {
         self.execute(0, message, || format!("remove route {}", route.describe()))
     }
 
-    /// Returns the index of the link by which packets to this address leave; `None` if there is no route. `ip route get ADDRESS`
+    /// Returns the index of the link through which packets to this address leave; `None` if there is no route. `ip
+    /// route get ADDRESS`
     pub fn link_towards(&mut self, address: IpAddr) -> Result<Option<u32>, Error> {
         let fields = RouteFields { destination: IpNet::from(address).prefix_len(), ..RouteFields::default() };
         let mut query = Message::route(GET_ROUTE, family(address), fields);
@@ -233,9 +235,9 @@ impl Rtnl {
         }
     }
 
-    /// Returns every unicast route of a family, in all tables but `local`. `ip -4|-6 route show table all`
+    /// Lists a family's unicast routes in all tables except `local`. `ip -4|-6 route show table all`
     ///
-    /// A kernel without the family (`ipv6.disable=1`) has none: it lists the routes of the other families instead.
+    /// A kernel without the family (`ipv6.disable=1`) would list the other families' routes; the result is then empty.
     pub fn routes(&mut self, family: Family) -> Result<Vec<Route>, Error> {
         let query = Message::route(GET_ROUTE, family.number(), RouteFields::default());
         let answers = self.dump_family(&query, || "list routes".to_owned())?;
@@ -244,8 +246,8 @@ impl Rtnl {
 }
 
 impl Rtnl {
-    /// Returns the routes through one link in one table that the kernel did not create itself. Directly connected ones come
-    /// first, so that all can be added again in this order.
+    /// Lists the routes through one link in one table, except those that the kernel created itself. Directly connected
+    /// ones come first, so that all can be added again in this order.
     pub fn routes_through(&mut self, link: u32, table: u32) -> Result<Vec<Route>, Error> {
         let mut routes = self.routes(Family::V4)?;
         routes.extend(self.routes(Family::V6)?);
@@ -255,7 +257,7 @@ impl Rtnl {
     }
 }
 
-/// Address family of routes.
+/// Address family for routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -291,7 +293,7 @@ impl Existing {
     }
 }
 
-/// Returns the routes of an answer; a multipath route becomes one for each hop.
+/// Reads the routes in an answer; a multipath route becomes one route per hop.
 fn unicast(message: &Message) -> Vec<Route> {
     let family = match message.byte_at(0) {
         INET => Family::V4,
@@ -339,7 +341,7 @@ const TABLE_LOCAL: u32 = 255;
 /// Length of `struct rtnexthop`, in bytes.
 const HOP: usize = 8;
 
-/// Returns one route for each hop of a multipath route.
+/// Returns one route for each hop in a multipath route.
 fn next_hops(route: &Route, mut hops: &[u8]) -> Vec<Route> {
     let mut routes = Vec::new();
     while let (Some(length), Some(index)) =

@@ -1,6 +1,6 @@
-//! Routing socket of one network namespace.
+//! Routing socket in one network namespace.
 //!
-//! Its operations are in the modules of their objects: [`crate::link`], [`crate::address`], [`crate::route`],
+//! Its operations are in the modules for their objects: [`crate::link`], [`crate::address`], [`crate::route`],
 //! [`crate::rule`], [`crate::tc`].
 
 pub(crate) mod message;
@@ -19,7 +19,7 @@ const NETNS_ID: u16 = 1;
 /// `NETNSA_FD`
 const NETNS_DESCRIPTOR: u16 = 3;
 
-/// Routing socket.
+/// Routing socket (rtnetlink).
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Socket,
@@ -37,8 +37,8 @@ impl Rtnl {
         Ok(Rtnl { socket: Socket::open(Protocol::Route)? })
     }
 
-    /// Returns the id that this socket's namespace has for the namespace `netns`, as in [`crate::link::Link::link_netns_id`]; `None` if it
-    /// has none. `ip netns list-id`
+    /// Returns the id that this socket's namespace has for the namespace `netns`, as in
+    /// [`crate::link::Link::link_netns_id`]; `None` if it has none. `ip netns list-id`
     pub fn netns_id(&mut self, netns: &impl AsFd) -> Result<Option<i32>, Error> {
         let mut message = Message::netns_id(GET_NETNS_ID);
         message.attributes.ne32(NETNS_DESCRIPTOR, netns.as_fd().as_raw_fd().cast_unsigned());
@@ -47,7 +47,7 @@ impl Rtnl {
         Ok(id.map(u32::cast_signed).filter(|id| *id >= 0))
     }
 
-    /// Sends one request without an answer.
+    /// Sends one request that has no answer.
     pub(crate) fn execute(
         &mut self,
         flags: u16,
@@ -60,7 +60,7 @@ impl Rtnl {
         }
     }
 
-    /// Sends several requests in one datagram; `operation` names the failed one by its index.
+    /// Sends several requests in one datagram; `operation` describes the failed one, given its index.
     pub(crate) fn execute_all(
         &mut self,
         requests: Vec<Request<Message>>,
@@ -96,7 +96,7 @@ impl Rtnl {
         self.socket.exchange(requests).map_err(|failure| failure.of(operation()))
     }
 
-    /// Returns all objects of a kind.
+    /// Lists all objects of one kind.
     pub(crate) fn dump(
         &mut self,
         message: &Message,
@@ -105,7 +105,7 @@ impl Rtnl {
         self.socket.dump(0, message).map_err(|failure| failure.of(operation()))
     }
 
-    /// Everything of a kind in one address family; nothing if the kernel was started without the family.
+    /// Lists all objects of one kind in one address family; empty if the kernel was started without the family.
     pub(crate) fn dump_family(
         &mut self,
         message: &Message,

@@ -1,4 +1,4 @@
-//! Policy rules, which choose the routing table of a packet.
+//! Policy rules, which choose the routing table for a packet.
 //!
 //! Source: rtnetlink(7) RTM_NEWRULE/GETRULE/DELRULE; ip-rule(8).
 
@@ -22,21 +22,21 @@ const MADE_BY: u16 = 21;
 /// `FR_ACT_TO_TBL`
 const TO_TABLE: u8 = 1;
 
-/// Policy rule by source address.
+/// Policy rule that matches the source address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Source of the packets.
+    /// Source prefix.
     pub from: IpNet,
     /// Routing table.
     pub table: u32,
-    /// Priority, lowest first. `None`: the kernel puts the rule before all but the first.
+    /// Priority, lowest first. With `None`, the kernel puts the rule before all others except the first.
     pub priority: Option<u32>,
-    /// Protocol number of its creator.
+    /// Protocol number, which tells what created the rule.
     pub protocol: u8,
 }
 
 impl Rule {
-    /// Returns a rule with weft's protocol number.
+    /// Describes a rule with weft's protocol number.
     pub fn new(from: IpNet, table: u32) -> Rule {
         Rule { from, table, priority: None, protocol: PROTOCOL }
     }
@@ -73,17 +73,17 @@ impl Rtnl {
         self.execute(0, message, || format!("remove rule from {} lookup {}", rule.from, rule.table))
     }
 
-    /// Returns the tables of all rules of a family, whatever their conditions are.
+    /// Lists the tables that any rule in a family leads to, whatever its conditions are.
     pub fn tables_of_rules(&mut self, of: Family) -> Result<Vec<u32>, Error> {
         Ok(self.all_rules(of.number())?.iter().map(table).collect())
     }
 
-    /// Returns the rules of a family by source address; others are left out. `ip -4|-6 rule show`
+    /// Lists a family's rules that match only the source address; others are left out. `ip -4|-6 rule show`
     pub fn rules(&mut self, of: Family) -> Result<Vec<Rule>, Error> {
         Ok(self.all_rules(of.number())?.iter().filter_map(by_source).collect())
     }
 
-    /// Every rule of a family. A kernel without the family (`ipv6.disable=1`) has none.
+    /// Lists every rule in a family; empty if the kernel lacks the family (`ipv6.disable=1`).
     fn all_rules(&mut self, family: u8) -> Result<Vec<Message>, Error> {
         let query = Message::route(GET_RULE, family, RouteFields::default());
         let mut answers = self.dump_family(&query, || "list rules".to_owned())?;
@@ -113,7 +113,7 @@ fn by_source(message: &Message) -> Option<Rule> {
 mod tests {
     use super::*;
 
-    /// A family without routing rules in any kernel: `AF_APPLETALK`.
+    /// A family that has no routing rules in any kernel: `AF_APPLETALK`.
     const WITHOUT_RULES: u8 = 5;
 
     #[test]

@@ -1,14 +1,14 @@
-//! Kernel parameters under `/proc/sys`, in the network namespace of the calling thread.
+//! Kernel parameters under `/proc/sys`, in the calling thread's network namespace.
 //!
-//! A key is validated before it becomes a path, and the path never leaves `/proc/sys`. For another namespace, call these
-//! functions inside [`crate::Netns::run`].
+//! A key is validated before it becomes a path, so that the path never leaves `/proc/sys`. To reach another namespace,
+//! call these functions inside [`crate::Netns::run`].
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::error::Error;
 
-/// Maximum length of a key, in bytes.
+/// Maximum key length in bytes.
 const KEY_MAX: usize = 256;
 
 /// Validated key as a path (`net/ipv4/conf/eth0.100/arp_notify`).
@@ -16,7 +16,7 @@ const KEY_MAX: usize = 256;
 pub struct Key(String);
 
 impl Key {
-    /// Validates a key that is written as a path: `net/ipv4/conf/eth0.100/forwarding`.
+    /// Validates a key written as a path: `net/ipv4/conf/eth0.100/forwarding`.
     pub fn new(path: &str) -> Option<Key> {
         let legal = |part: &str| {
             !part.is_empty() && part != "." && part != ".." && !part.contains(|c: char| c.is_control())
@@ -42,20 +42,21 @@ pub fn read(key: &Key) -> Result<String, Error> {
     }
 }
 
-/// Writes a parameter with a newline, because an empty value would otherwise write nothing. `sysctl -w KEY=VALUE`
+/// Writes a parameter, followed by a newline, because an empty value would otherwise write nothing. `sysctl -w
+/// KEY=VALUE`
 pub fn write(key: &Key, value: &str) -> Result<(), Error> {
     fs::write(key.file(), format!("{value}\n"))
         .map_err(|error| Error::io(format!("write sysctl {} = {value:?}", key.0), &error))
 }
 
-/// Writes a parameter of one interface: `net/FAMILY/conf/INTERFACE/NAME`.
+/// Writes a parameter for one interface: `net/FAMILY/conf/INTERFACE/NAME`.
 ///
 /// `sysctl -w net/ipv6/conf/eth0/accept_dad=0`. The interface name must be valid.
 pub fn write_interface(family: Family, interface: &str, name: &str, value: &str) -> Result<(), Error> {
     write(&interface_key(family, interface, name)?, value)
 }
 
-/// Reads a parameter of one interface.
+/// Reads a parameter for one interface.
 pub fn read_interface(family: Family, interface: &str, name: &str) -> Result<String, Error> {
     read(&interface_key(family, interface, name)?)
 }
@@ -65,7 +66,7 @@ fn interface_key(family: Family, interface: &str, name: &str) -> Result<Key, Err
     Key::new(&text).ok_or_else(|| Error::protocol(format!("sysctl {text:?}"), "not a valid key"))
 }
 
-/// Address family of parameters of an interface.
+/// Address family of an interface parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `net/ipv4`.

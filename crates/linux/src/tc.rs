@@ -1,11 +1,11 @@
-//! Traffic control: the rate at which a link sends, and the redirection of packets that it receives.
+//! Traffic control: limits the rate at which a link sends, and redirects packets that it receives.
 //!
 //! - Sizes are in bytes, rates in bytes per second.
 //! - The root of a link belongs to weft: setting it replaces the present one.
 //! - u32 filters are in [`filter`].
 //!
-//! Source: tc(8), tc-tbf(8), tc-htb(8); kernel `include/uapi/linux/pkt_sched.h`, `net/sched/sch_tbf.c`,
-//! `sch_htb.c`, `sch_fifo.c`.
+//! Source: tc(8), tc-tbf(8), tc-htb(8); kernel `include/uapi/linux/pkt_sched.h`, `net/sched/sch_tbf.c`, `sch_htb.c`,
+//! `sch_fifo.c`.
 
 pub mod filter;
 
@@ -39,32 +39,32 @@ const HTB_CEIL64: u16 = 7;
 const ROOT: u32 = 0xffff_ffff;
 /// `TC_H_INGRESS`
 const INGRESS: u32 = 0xffff_fff1;
-/// `ffff:`, the fixed handle of the ingress discipline.
+/// `ffff:`, the fixed handle for the ingress discipline.
 const INGRESS_HANDLE: u32 = 0xffff_0000;
-/// `1:`, the handle of weft's discipline at the root.
+/// `1:`, the handle for weft's root discipline.
 const HANDLE: u32 = 0x1_0000;
 
 /// `TC_LINKLAYER_ETHERNET`
 const ETHERNET: u8 = 1;
-/// Length of one tick, in which the kernel measures the time that a full bucket lasts, in nanoseconds.
+/// Length of a tick in nanoseconds. The kernel uses ticks to measure how long a full bucket lasts.
 const TICK: u64 = 64;
 /// `TC_HTB_PROTOVER`
 const HTB_VERSION: u32 = 3;
 /// Bytes that a class may send in one round. The kernel's default depends on the rate and may be unsuitable.
 const QUANTUM: u32 = 60_000;
 
-/// Token bucket: tokens arrive at a rate, and a full bucket may be spent at once.
+/// Token bucket: tokens arrive at a steady rate, and a full bucket may be spent at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// Bytes per second; at least 1.
     pub rate: u64,
-    /// Size of the bucket in bytes, which is also the maximum size of a packet.
+    /// Bucket size in bytes, which is also the maximum packet size.
     pub burst: u32,
-    /// Bytes that may wait for tokens; further packets are dropped.
+    /// Bytes that may wait for tokens; any more packets are dropped.
     pub limit: u32,
 }
 
-/// Token bucket as the kernel reports it: the size of the bucket is the time it lasts.
+/// Token bucket as the kernel reports it: instead of the size, it has the time that a full bucket lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// Bytes per second.
@@ -75,31 +75,32 @@ pub struct Measured {
     pub limit: Option<u32>,
 }
 
-/// Queueing discipline at the root of a link.
+/// Queueing discipline at a link's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Root {
     /// One bucket for all packets (`tbf`).
     Bucket(Measured),
-    /// Classes (`htb`); packets that match no filter use this class.
+    /// Classes (`htb`); a packet that matches no filter goes to the default class.
     Classes {
-        /// Minor number of the class.
+        /// Minor number of the default class.
         default: u32,
     },
-    /// Another discipline, by its name.
+    /// Another discipline, by name.
     Other(String),
 }
 
 // === impl Bucket ===
 
 impl Bucket {
-    /// Returns the time that a full bucket lasts, in ticks, at most the maximum that the kernel can represent.
+    /// Returns the time that a full bucket lasts, in ticks, up to the maximum that the kernel can represent.
     fn ticks(&self) -> u32 {
         let time = u128::from(self.burst) * 1_000_000_000 / u128::from(self.rate.max(1) * TICK);
         u32::try_from(time).unwrap_or(u32::MAX)
     }
 
-    /// Whether the kernel has this bucket. Its conversions lose up to a thousandth of the bucket, other tools measure in
-    /// microseconds, and values beyond the kernel's maximum are reported as that maximum.
+    /// Whether the kernel has this bucket. The comparison is not exact: the kernel's conversions lose up to a
+    /// thousandth of the bucket, other tools measure in microseconds, and the kernel reports values beyond its maximum
+    /// as that maximum.
     pub fn is(&self, measured: &Measured) -> bool {
         let ticks = self.ticks();
         let close = measured.ticks.abs_diff(ticks) <= 32 + ticks / 1000;
@@ -108,7 +109,7 @@ impl Bucket {
             && (close || ticks == u32::MAX)
     }
 
-    /// Returns `struct tc_ratespec`: 12 bytes.
+    /// Encodes `struct tc_ratespec`: 12 bytes.
     fn rate_bytes(rate: u64) -> [u8; 12] {
         let mut bytes = [0; 12];
         bytes[1] = ETHERNET;
@@ -116,7 +117,7 @@ impl Bucket {
         bytes
     }
 
-    /// Returns `struct tc_tbf_qopt`.
+    /// Encodes `struct tc_tbf_qopt`.
     fn filter_bytes(&self) -> Vec<u8> {
         let mut bytes = Bucket::rate_bytes(self.rate).to_vec();
         // There is no second, faster limit.
@@ -127,7 +128,7 @@ impl Bucket {
         bytes
     }
 
-    /// Returns `struct tc_htb_opt`: the rate is also the ceiling.
+    /// Encodes `struct tc_htb_opt`; the rate is also the ceiling.
     fn class_bytes(&self) -> Vec<u8> {
         let rate = Bucket::rate_bytes(self.rate);
         let mut bytes = [rate, rate].concat();
@@ -144,7 +145,7 @@ impl Rtnl {
         let mut message = Message::traffic(NEW_QDISC, link, HANDLE, ROOT, 0);
         message.attributes.text(KIND, "tbf").nested(OPTIONS, |options| {
             options.bytes(PARAMETERS, &bucket.filter_bytes());
-            // In bytes, because a large bucket of a slow link would not fit as a time.
+            // In bytes, because a large bucket on a slow link would not fit as a time.
             options.ne32(TBF_BURST, bucket.burst);
             if bucket.rate > u64::from(u32::MAX) {
                 options.bytes(TBF_RATE64, &bucket.rate.to_ne_bytes());
@@ -155,7 +156,7 @@ impl Rtnl {
         })
     }
 
-    /// Puts classes at the root of a link. `tc qdisc replace dev NAME root handle 1: htb default MINOR`
+    /// Puts classes at a link's root. `tc qdisc replace dev NAME root handle 1: htb default MINOR`
     pub fn classify(&mut self, link: u32, name: &str, default: u16) -> Result<(), Error> {
         let mut message = Message::traffic(NEW_QDISC, link, HANDLE, ROOT, 0);
         let mut init = Vec::new();
@@ -168,10 +169,10 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_REPLACE, message, || format!("put classes at the root of {name}"))
     }
 
-    /// Adds a class with its limit and the queue of its waiting packets.
+    /// Adds a class with its limit, and the queue for waiting packets.
     ///
-    /// `tc class add dev NAME parent 1: classid 1:MINOR htb rate R ceil R burst B`, then
-    /// `tc qdisc add dev NAME parent 1:MINOR bfifo limit L`
+    /// `tc class add dev NAME parent 1: classid 1:MINOR htb rate R ceil R burst B`, then `tc qdisc add dev NAME parent
+    /// 1:MINOR bfifo limit L`
     pub fn add_class(&mut self, link: u32, name: &str, minor: u16, bucket: &Bucket) -> Result<(), Error> {
         let id = HANDLE | u32::from(minor);
         let mut class = Message::traffic(NEW_CLASS, link, id, HANDLE, 0);
@@ -189,7 +190,8 @@ impl Rtnl {
         self.execute_all(requests, |_| format!("add class 1:{minor:x} to {name}"))
     }
 
-    /// Adds an ingress discipline, which lets filters see the packets that a link receives. `tc qdisc add dev NAME ingress`
+    /// Adds an ingress discipline, so that filters see the packets that a link receives. `tc qdisc add dev NAME
+    /// ingress`
     ///
     /// # Errors
     /// [`crate::Kind::Exists`]: there is one already.
@@ -199,7 +201,8 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add ingress to {name}"))
     }
 
-    /// Whether there is an unused ingress discipline: `ingress`, not `clsact`, without filters. `tc qdisc show dev NAME ingress`
+    /// Whether there is an ingress discipline that nothing uses: `ingress`, not `clsact`, and without filters. `tc
+    /// qdisc show dev NAME ingress`
     pub fn has_unused_ingress(&mut self, link: u32, name: &str) -> Result<bool, Error> {
         let is_ingress = |answer: &Message| {
             answer.kind() == NEW_QDISC
@@ -216,22 +219,22 @@ impl Rtnl {
         }
     }
 
-    /// Removes the ingress discipline with its filters. `tc qdisc del dev NAME ingress`
+    /// Removes the ingress discipline and its filters. `tc qdisc del dev NAME ingress`
     pub fn remove_ingress(&mut self, link: u32, name: &str) -> Result<(), Error> {
         let message = Message::traffic(DELETE_QDISC, link, 0, INGRESS, 0);
         self.execute(0, message, || format!("remove ingress from {name}"))
     }
 
-    /// Removes the discipline at the root, so that the link sends without a limit. `tc qdisc del dev NAME root`
+    /// Removes the root discipline, so that the link sends without a limit. `tc qdisc del dev NAME root`
     pub fn unlimit(&mut self, link: u32, name: &str) -> Result<(), Error> {
         let message = Message::traffic(DELETE_QDISC, link, 0, ROOT, 0);
         self.execute(0, message, || format!("remove the root of {name}"))
     }
 
-    /// Returns the discipline at the root of a link, if one was configured. `tc qdisc show dev NAME root`
+    /// Returns a link's root discipline, if one was configured. `tc qdisc show dev NAME root`
     pub fn root(&mut self, link: u32, name: &str) -> Result<Option<Root>, Error> {
         let message = Message::traffic(GET_QDISC, link, 0, ROOT, 0);
-        // Without the echo flag the kernel notifies every other listener but not the requester.
+        // Without the echo flag, the kernel notifies every listener except the one that asked.
         let answers =
             self.ask_all(vec![Request { flags: NLM_F_ECHO, message }], || format!("read the root of {name}"));
         match answers {
@@ -241,7 +244,7 @@ impl Rtnl {
         }
     }
 
-    /// Returns the limit of a class. `tc class show dev NAME classid 1:MINOR`
+    /// Returns a class's limit. `tc class show dev NAME classid 1:MINOR`
     pub fn class(&mut self, link: u32, name: &str, minor: u16) -> Result<Option<Measured>, Error> {
         let query = Message::traffic(GET_CLASS, link, 0, 0, 0);
         let answers = self.dump(&query, || format!("list the classes of {name}"))?;

@@ -1,4 +1,4 @@
-//! One TCP connection as a probe.
+//! Probes a peer with one TCP connection.
 //!
 //! Source: RFC 9293, section 3.5; connect(2).
 
@@ -13,9 +13,9 @@ use crate::error::Error;
 /// Outcome of a connection attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// The peer accepted it after this time.
+    /// The peer accepted the connection after this time.
     Accepted(Duration),
-    /// The peer, or a packet filter in its name, refused it with a reset.
+    /// The peer, or a packet filter on its behalf, refused the connection with a reset.
     Refused,
     /// A router, a packet filter or the kernel reported the destination as unreachable.
     Unreachable,
@@ -23,7 +23,8 @@ pub enum Connection {
     NoAnswer,
 }
 
-/// Connects from an address of the calling thread's namespace, and closes the connection at once. `nc -z -s FROM TO PORT`
+/// Connects from an address in the calling thread's namespace, and closes the connection at once. `nc -z -s FROM TO
+/// PORT`
 ///
 /// # Errors
 /// The attempt could not be made, for example because the namespace does not have the source address.

@@ -1,12 +1,12 @@
-//! Network namespace of the calling thread.
+//! Finds the calling thread's network namespace.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::error::Error;
 
-/// Returns the path of the calling thread's namespace. For the main thread it is the path of the process, which the kernel
-/// resolves in half the time.
+/// Returns the path of the calling thread's namespace. The main thread uses the process path, which the kernel resolves
+/// in half the time.
 pub(crate) fn path() -> &'static str {
     match rustix::thread::gettid() == rustix::process::getpid() {
         true => "/proc/self/ns/net",

@@ -1,7 +1,7 @@
-//! Undo steps: the effects of a setup are undone in reverse order unless it is committed.
+//! Undo steps: unless a setup is committed, its effects are undone in reverse order.
 //!
-//! The setup pushes a step after each effect; an early return undoes them all. A step that fails does not prevent the
-//! others.
+//! The setup pushes a step after each effect, and an early return undoes them all. If one step fails, the others still
+//! run.
 
 /// Undo steps, newest last. Dropping the value executes them.
 #[must_use = "dropping it undoes everything at once"]
@@ -11,12 +11,13 @@ pub struct Undo<'a> {
 }
 
 impl<'a> Undo<'a> {
-    /// Returns a value without steps.
+    /// Returns a list without steps.
     pub fn new() -> Undo<'a> {
         Undo { steps: Vec::new() }
     }
 
-    /// Adds the step that undoes the last effect. The step must not panic, and ignores objects that no longer exist.
+    /// Adds the step that undoes the last effect. The step must not panic, and must ignore objects that no longer
+    /// exist.
     pub fn push(&mut self, step: impl FnOnce() + 'a) {
         self.steps.push(Box::new(step));
     }

@@ -1,8 +1,8 @@
-//! Connections to processes of this node, with a limit on their whole duration.
+//! Connects to processes on this node, with a limit on the whole connection.
 //!
-//! A socket whose owner does not accept queues as many clients as its backlog allows; the next connect(2) blocks without a
-//! limit. A server that sends a few bytes again and again can also delay an answer without a limit if only each read has
-//! a timeout. Therefore the whole connection has a deadline.
+//! If a process does not accept connections, clients queue up to the backlog, and then the next connect(2) blocks
+//! forever. A server that sends a few bytes again and again can also delay an answer forever if only each read has a
+//! timeout. The connection as a whole therefore has a deadline.
 //!
 //! Source: unix(7), connect(2), socket(7) `SO_RCVTIMEO`, `SO_SNDTIMEO`.
 
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Connects to a socket; connecting, and each later write, may take `timeout`.
+/// Connects to a socket; connecting, and each later write, may take at most `timeout`.
 ///
 /// # Errors
-/// [`io::ErrorKind::TimedOut`]: the server did not accept in time. Other kinds: the error of connect(2).
+/// [`io::ErrorKind::TimedOut`]: the server did not accept in time. Other kinds: the error from connect(2).
 pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
@@ -31,9 +31,9 @@ pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> 
     }
 }
 
-/// Connection with a deadline, which does not depend on how often the peer sends.
+/// Connection with a deadline that does not depend on how often the peer sends.
 ///
-/// Reads and writes fail with [`ErrorKind::TimedOut`] after the deadline, also if it passes while they wait.
+/// After the deadline, reads and writes fail with [`ErrorKind::TimedOut`], even those that are waiting when it passes.
 #[derive(Debug)]
 pub struct Bounded<'a> {
     stream: &'a mut UnixStream,
@@ -47,7 +47,7 @@ impl Bounded<'_> {
         Bounded { stream, end: Instant::now() + timeout, timeout }
     }
 
-    /// Returns the remaining time; never zero, which the socket would interpret as no limit.
+    /// Returns the time that remains; never zero, which the socket would interpret as no limit.
     fn left(&self) -> io::Result<Option<Duration>> {
         match self.end.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Err(self.late()),
@@ -59,7 +59,7 @@ impl Bounded<'_> {
         io::Error::new(ErrorKind::TimedOut, format!("no answer within {} ms", self.timeout.as_millis()))
     }
 
-    /// Names the timeout, for which the kernel's error is EAGAIN.
+    /// Turns the kernel's EAGAIN into a timeout error.
     fn named(&self, cause: io::Error) -> io::Error {
         if cause.kind() == ErrorKind::WouldBlock { self.late() } else { cause }
     }

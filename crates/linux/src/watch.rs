@@ -1,8 +1,8 @@
-//! Notification about changes to the links and the IPv6 configuration of a namespace.
+//! Notifies about changes to links and to the IPv6 configuration in a namespace.
 //!
-//! A notification only says *that* something changed, and the receiver then reads the present state. So messages that the
-//! socket dropped lose nothing, and the content of messages is not used. The exception is the removal of links
-//! ([`Watch::removed_links`]): there the receiver knows what to do if a message was dropped.
+//! A notification only says *that* something changed; the receiver then reads the current state. Nothing is therefore
+//! lost if the socket drops messages, and their content is not used. The exception is [`Watch::removed_links`]: there
+//! the receiver knows what to do if a message was dropped.
 //!
 //! Source: rtnetlink(7), `RTNLGRP_*` in `include/uapi/linux/rtnetlink.h`.
 
@@ -24,33 +24,34 @@ const ADDRESSES: u32 = 9;
 const ROUTES: u32 = 11;
 /// `RTM_DELLINK`
 const LINK_REMOVED: u16 = 17;
-/// Offset of the address family in a message about a link: it follows the header.
+/// Offset of the address family in a link message: it follows the header.
 const FAMILY_OFFSET: usize = 16;
-/// Offset of the interface index in a message about a link: half of `struct ifinfomsg` is before it.
+/// Offset of the interface index in a link message: half of `struct ifinfomsg` comes before it.
 const INDEX_OFFSET: usize = FAMILY_OFFSET + 4;
-/// Length of the part of such a message that is read, in bytes.
+/// Bytes that are read from such a message.
 const HEAD: usize = INDEX_OFFSET + 4;
-/// Maximum number of messages that are read at a time: a namespace with continuous changes must not block its watcher.
+/// Maximum number of messages that are read at once, so that a namespace with continuous changes cannot block its
+/// watcher.
 const AT_A_TIME: usize = 1024;
 
-/// Watch on links, and on addresses and routes of IPv6.
+/// Watch on links, and on IPv6 addresses and routes.
 #[derive(Debug)]
 pub struct Watch {
     socket: netlink_sys::Socket,
 }
 
 impl Watch {
-    /// Starts watching the calling thread's namespace. `ip -6 monitor link address route`
+    /// Starts to watch the calling thread's namespace. `ip -6 monitor link address route`
     pub fn open() -> Result<Watch, Error> {
         Watch::of(&[LINKS, ADDRESSES, ROUTES])
     }
 
-    /// Begins to listen for links alone. `ip monitor link`
+    /// Starts to watch links only. `ip monitor link`
     pub fn links() -> Result<Watch, Error> {
         Watch::of(&[LINKS])
     }
 
-    /// Begins to listen for links and IPv6 addresses. `ip -6 monitor link address`
+    /// Starts to watch links and IPv6 addresses. `ip -6 monitor link address`
     pub fn addresses() -> Result<Watch, Error> {
         Watch::of(&[LINKS, ADDRESSES])
     }
@@ -85,16 +86,16 @@ impl Watch {
         Ok(true)
     }
 
-    /// Lets the kernel drop every message but those about the removal of these links, so that changes of other links do not
-    /// wake this process.
+    /// Lets the kernel drop everything except the messages that announce that these links are removed, so that changes
+    /// to other links do not wake this process.
     pub(crate) fn filter_removed(&self, indexes: &[u32]) {
         // The filter only saves time.
         let _ = SockRef::from(&self.socket).attach_filter(&only_removals(indexes));
     }
 
-    /// Reads the messages that have arrived, without waiting, and calls `removed` with the index of each link that the kernel
-    /// has removed or moved to another namespace. Messages of other senders are ignored, and those of a bridge, which
-    /// announces so that a link is no longer one of its ports.
+    /// Reads the messages that have arrived, without waiting, and calls `removed` with the index of each link that the
+    /// kernel has removed or moved to another namespace. It ignores messages from other senders, and messages from a
+    /// bridge, which in this way announces that a link is no longer one of its ports.
     pub(crate) fn removed_links(&self, mut removed: impl FnMut(u32)) {
         for _ in 0..AT_A_TIME {
             let mut head = [0; HEAD];
@@ -118,8 +119,8 @@ impl AsFd for Watch {
     }
 }
 
-/// Returns the index of the link whose removal a message announces. Only the kernel sends from port 0, and it announces the
-/// removal of a link without an address family.
+/// Returns the index of the link that a message announces as removed. Only the kernel sends from port 0, and when it
+/// removes a link it sets no address family.
 fn removed_link(head: &[u8; HEAD], port: u32) -> Option<u32> {
     let kind = u16::from_ne_bytes([head[4], head[5]]);
     let is_removal = kind == LINK_REMOVED && head[FAMILY_OFFSET] == 0;
@@ -127,7 +128,7 @@ fn removed_link(head: &[u8; HEAD], port: u32) -> Option<u32> {
     (port == 0 && is_removal).then_some(index)
 }
 
-/// Returns the filter: messages about the removal of the links with these indexes, or of all links if they are many.
+/// Builds the filter: messages about these links being removed, or about any link if there are many.
 ///
 /// Classic BPF as in [`crate::packet`]; it loads numbers in network byte order.
 fn only_removals(indexes: &[u32]) -> Vec<SockFilter> {

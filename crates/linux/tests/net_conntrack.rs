@@ -1,4 +1,4 @@
-//! Test of the removal of tracked connections, with `conntrack -L`.
+//! Tests that tracked connections are removed, with `conntrack -L`.
 //!
 //! ```text
 //!   Pod a ── eth0 10.1.0.5, fd00::5 ──┐ veth
@@ -14,7 +14,8 @@ use linux::conntrack::{Conntrack, Flow};
 use linux::nft::Protocol;
 use testkit::{Feature, Host, Pod, host};
 
-/// Returns a host that tracks connections, and a pod that can reach it at once: without duplicate address detection.
+/// Returns a host that tracks connections, and a pod that can reach it at once, because duplicate address detection is
+/// off.
 fn tracking(host: &Host) -> Pod {
     let pod = host.pod("a");
     host.run(["nft", "add table inet t; add chain inet t c { type filter hook input priority 0; }; add rule inet t c ct state new"]);
@@ -40,7 +41,7 @@ fn send(pod: &Pod, from: &str, to: &str) {
     socket.send_to(b"weft", to).expect("send");
 }
 
-/// Returns the number of UDP flows to this port.
+/// Counts the UDP flows to this port.
 fn flows(host: &Host, port: u16) -> usize {
     let family = |family| {
         host.run(["conntrack", "-L", "-f", family, "-p", "udp", "--orig-port-dst", &port.to_string()])
@@ -128,7 +129,7 @@ fn conntrack_removes_a_thousand_flows_at_once() {
     let socket = pod.within(|| UdpSocket::bind("10.1.0.5:0")).expect("bind");
     let ports: Vec<u16> = (20_000..21_000).collect();
     for port in &ports {
-        // The error of an unreachable port is reported to the next send of the socket.
+        // The "port unreachable" error is reported to the next send on the socket.
         let _ = socket
             .send_to(b"weft", ("10.1.0.1", *port))
             .or_else(|_| socket.send_to(b"weft", ("10.1.0.1", *port)));

@@ -1,4 +1,4 @@
-//! Test of the creation of links that cannot be completed.
+//! Tests links that are created but cannot be completed.
 
 #![cfg(test)]
 
@@ -10,13 +10,14 @@ use testkit::{Feature, host};
 fn link_that_cannot_be_completed_is_removed() {
     let host = host!(Feature::Ifb);
     let before = host.snapshot();
-    // The alias is too long. It is set after the creation, so the kernel refuses it when the link exists.
+    // The alias is too long. It is set after the link is created, so the kernel refuses it while the link already
+    // exists.
     let alias = "x".repeat(300);
     let link = NewLink { alias: Some(&alias), up: true, ..NewLink::new("d0", NewKind::Ifb) };
     let refused = host.within(|| Rtnl::open().unwrap().add_link(&link));
     assert!(refused.is_err());
     host.assert_unchanged(&before);
-    // An existing link is not changed.
+    // An existing link must not change.
     host.run(["ip", "link", "add", "d0", "type", "ifb"]);
     let refused = host.within(|| Rtnl::open().unwrap().add_link(&link));
     assert_eq!(refused.unwrap_err().kind(), linux::Kind::Exists);
@@ -30,7 +31,7 @@ fn links_with_many_alternative_names_are_listed_and_found() {
     let names = |from: usize, to: usize| {
         (from..to).map(|number| format!("property add dev w0 altname {number:0>127}\n")).collect::<String>()
     };
-    // The kernel stops at 64 KiB of them.
+    // The kernel stops at 64 KiB of names.
     let script = format!(
         "cat >/run/names <<END\n{}END\nip -force -batch /run/names link 2>/run/refused; true",
         names(0, 510)
@@ -44,7 +45,7 @@ fn links_with_many_alternative_names_are_listed_and_found() {
         let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
         assert!(names.contains(&"lo") && names.contains(&"w0") && names.contains(&"w1"), "{names:?}");
         assert_eq!(net.find_link("w0").unwrap().map(|link| link.name), Some("w0".to_owned()));
-        // The socket still works.
+        // The socket must still work.
         assert_eq!(net.links().unwrap().len(), links.len());
         net.find_link("w1").unwrap().unwrap();
     });

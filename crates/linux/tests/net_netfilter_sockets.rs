@@ -1,5 +1,5 @@
-//! Test of the number of netfilter sockets of a process. It is alone in its program, because it counts the descriptors of
-//! the process.
+//! Tests how many netfilter sockets a process keeps open. The test is alone in its program, because it counts the
+//! process's descriptors.
 
 #![cfg(test)]
 
@@ -9,12 +9,12 @@ use linux::Netns;
 use linux::nft::Family;
 use testkit::{Feature, Pod, host};
 
-/// More than the number of sockets that stay open.
+/// More pods than sockets that stay open.
 const PODS: usize = 40;
-/// Limit of further descriptors: the sockets that stay open, and the one in use.
+/// Maximum number of additional descriptors: the sockets that stay open, and the one in use.
 const FURTHER_MAX: usize = 17;
 
-/// Returns the number of open descriptors.
+/// Counts the open descriptors.
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
@@ -34,7 +34,7 @@ fn netfilter_sockets_are_used_again_and_their_number_is_bounded() {
         use_in(&own);
     }
     assert_eq!(descriptors(), before, "one socket serves all");
-    // A socket that is in use serves no second user.
+    // A socket in use must not serve a second user.
     let (mut one, mut other) = (own.nft().expect("a socket"), own.nft().expect("a socket"));
     assert_eq!(descriptors(), before + 1);
     assert!(one.tables(Family::Inet).is_ok() && other.tables(Family::Inet).is_ok());

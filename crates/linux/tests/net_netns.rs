@@ -1,4 +1,4 @@
-//! Tests of namespaces that are created and removed concurrently, as by an ADD that was killed and the DEL after it.
+//! Tests namespaces that are created and removed concurrently, as by an ADD that was killed and the DEL after it.
 
 #![cfg(test)]
 
@@ -21,7 +21,7 @@ fn netns_created_and_removed_concurrently_is_never_busy() {
     host.within(|| Netns::create(Path::new(PATH)).map(drop)).expect("a namespace can be created");
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Success depends on timing.
+            // Whether this succeeds depends on timing.
             host.within(|| (0..ROUNDS).for_each(|_| drop(Netns::create(Path::new(PATH)))));
             is_over.store(true, Ordering::Release);
         });
@@ -43,7 +43,7 @@ fn netns_lock_is_only_for_administrators() {
     host.run([
         "sh",
         "-c",
-        // A new file: an existing one would show the lock too early.
+        // A new file, because an existing one would show the lock too early.
         &format!("f=$(mktemp); ({hold}) >$f 2>&1 & while ! grep -q held $f; do sleep 0.01; done; rm $f"),
     ]);
     host.within(|| {

@@ -1,4 +1,4 @@
-//! Tests of nf_tables: `nft` lists the created objects, and packets match the rules.
+//! Tests nf_tables: `nft` lists the objects that were created, and packets match the rules.
 //!
 //! ```text
 //!   Pod a ── eth0 10.1.0.5 ──┐ veth                veth ┌── eth0 192.0.2.9 ── Pod out
@@ -54,7 +54,7 @@ fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Returns the objects of one kind as `nft -j` lists them, without handles.
+/// Lists the objects of one kind with `nft -j`, without handles.
 fn listed(host: &Host, kind: &str) -> Vec<Value> {
     let mut ruleset = host.json(["nft", "-j", "list", "ruleset"]);
     let objects = ruleset["nftables"].as_array_mut().expect("a list");
@@ -64,7 +64,7 @@ fn listed(host: &Host, kind: &str) -> Vec<Value> {
     found
 }
 
-/// Returns every rule as `nft list` prints it, without leading blanks.
+/// Lists every rule as `nft list` prints it, without indentation.
 fn rules(host: &Host) -> Vec<String> {
     let text = host.run(["nft", "-s", "list", "table", "inet", "weft"]);
     let lines = text.lines().map(str::trim);
@@ -123,7 +123,7 @@ fn nft_tables_chains_and_sets_equal_those_of_nft() {
     let maps = listed(&host, "map");
     assert_eq!(maps[0], map("pods", json!("ipv4_addr"), json!("verdict")));
     assert_eq!(maps[1]["type"], json!(["inet_proto", "inet_service"]));
-    // nft 1.0.6 prints the target of a concatenated map as one string, later ones as a list.
+    // nft 1.0.6 prints a concatenated map's target as one string, later versions as a list.
     let target = &maps[1]["map"];
     assert!(
         *target == json!("ipv4_addr . inet_service") || *target == json!(["ipv4_addr", "inet_service"]),
@@ -212,7 +212,7 @@ fn nft_refused_operation_is_named_and_batch_undone() {
     assert_eq!(error.kind(), Kind::Absent);
     assert_eq!(error.to_string(), "add element inet weft nosuch: no such file or directory");
     host.assert_unchanged(&before);
-    // The socket can still be used.
+    // The socket must still be usable.
     let mut batch = Batch::new();
     batch.ensure_table(WEFT);
     nft.commit(batch).expect("commit after a refusal");
@@ -467,7 +467,7 @@ fn nft_list_of_a_long_chain_is_bounded() {
     assert_eq!(within(4 << 20, "web"), Some(2000));
     assert_eq!(within(64 * 1024, "other"), Some(1));
     assert_eq!(within(64 * 1024, "missing"), Some(0));
-    // All lists of a socket count together, and each of them ends in time.
+    // All lists on a socket count together, and each of them ends in time.
     let mut twice = nft(&host).within(400 * 1024, minute);
     assert_eq!(twice.rules(WEFT, "web").map(|rules| rules.len()), Ok(2000));
     assert_eq!(twice.rules(WEFT, "web").map_err(|error| error.kind()), Err(Kind::Exceeded));
@@ -671,7 +671,7 @@ fn nft_cost_of_an_element_is_constant_with_10000_elements() {
     }
 }
 
-/// Returns the median times of a transaction that adds one element, and of one that deletes it.
+/// Measures the median times for a transaction that adds one element, and for one that deletes it.
 fn median_of_one_element(nft: &mut Nft) -> (Duration, Duration) {
     let mut commit = |batch: Batch| {
         let started = Instant::now();

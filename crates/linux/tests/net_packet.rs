@@ -1,4 +1,4 @@
-//! Tests of a packet socket: it receives only packets to its port, also on a busy link.
+//! Tests that a packet socket receives only packets to its port, even on a busy link.
 //!
 //! Source: packet(7), socket(7) `SO_ATTACH_FILTER`.
 
@@ -10,10 +10,10 @@ use linux::packet::{PacketSocket, Received};
 use testkit::{Feature, Host, host};
 
 const PORT: u16 = 68;
-/// Number of frames, many times the capacity of a socket.
+/// Number of frames, many times what a socket can hold.
 const FLOOD: usize = 20_000;
 
-/// Returns two pairs of links; a frame sent on `a1` or `b1` arrives on `a0` or `b0`.
+/// Sets up two veth pairs; a frame sent on `a1` or `b1` arrives on `a0` or `b0`.
 fn world(host: &Host) {
     for pair in ["a", "b"] {
         host.run([
@@ -28,7 +28,7 @@ fn world(host: &Host) {
             &format!("{pair}1"),
         ]);
         for end in [0, 1] {
-            // No other process sends on these links.
+            // No other process may send on these links.
             host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{pair}{end}.disable_ipv6=1")]);
             host.run(["ip", "link", "set", &format!("{pair}{end}"), "up"]);
         }
@@ -39,7 +39,7 @@ fn open(host: &Host, name: &str) -> PacketSocket {
     host.within(|| PacketSocket::open(name, PORT)).expect("a socket")
 }
 
-/// Returns a broadcast with a number of option words and these fragmentation bits; `number` identifies it.
+/// Builds a broadcast with a number of option words and these fragmentation bits; `number` identifies it.
 fn frame((protocol, port): (u8, u16), options: u8, fragment: u16, number: u8) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0, 0, 0, 0, 1, 0x08, 0x00]);
@@ -57,7 +57,7 @@ fn frame((protocol, port): (u8, u16), options: u8, fragment: u16, number: u8) ->
     frame
 }
 
-/// Returns the number of the next frame; `None` if there is none.
+/// Returns the number in the next frame; `None` if there is none.
 fn next(socket: &PacketSocket) -> Option<u8> {
     let until = Instant::now() + Duration::from_millis(200);
     match socket.receive(None, until).expect("receive") {
@@ -91,7 +91,7 @@ fn packet_socket_receives_only_its_port_and_link() {
         near.send(frame).expect("sent");
     }
     far.send(&frame((UDP, PORT), 0, 0, 7)).expect("sent");
-    // A packet with the flag "don't fragment" is no fragment.
+    // A packet with the flag "don't fragment" is not a fragment.
     for (number, options, fragment) in [(10, 0, 0), (11, 0, 0x4000), (12, 10, 0)] {
         near.send(&frame((UDP, PORT), options, fragment, number)).expect("sent");
     }

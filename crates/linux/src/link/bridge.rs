@@ -1,4 +1,4 @@
-//! Attributes of bridges: options of a port, and its VLANs.
+//! Bridge attributes: port options, and port VLANs.
 //!
 //! Source: bridge(8); kernel `net/bridge/br_netlink.c`.
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::rtnl::Rtnl;
 use crate::rtnl::message::{BRIDGE, DELETE_LINK, GET_LINK, Message, NEW_LINK, SET_LINK};
 
-/// `RTEXT_FILTER_BRVLAN`: ports with their VLANs.
+/// `RTEXT_FILTER_BRVLAN`: includes the VLANs of ports.
 const WITH_VLANS: u32 = 2;
 /// `IFLA_BRIDGE_FLAGS`
 const FLAGS: u16 = 0;
@@ -21,19 +21,19 @@ const PVID: u16 = 2;
 /// `BRIDGE_VLAN_INFO_UNTAGGED`
 const UNTAGGED: u16 = 4;
 
-/// VLAN of a bridge's port.
+/// VLAN on a bridge port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortVlan {
     /// VLAN id, 1–4094.
     pub id: u16,
-    /// Whether untagged frames that arrive belong to it.
+    /// Whether untagged frames that arrive are put into this VLAN.
     pub pvid: bool,
-    /// Whether its frames leave untagged.
+    /// Whether frames in this VLAN leave untagged.
     pub untagged: bool,
 }
 
 impl Rtnl {
-    /// Sets the attributes of a bridge's port.
+    /// Sets bridge port attributes.
     ///
     /// `ip link set dev NAME type bridge_slave hairpin on isolated on`
     pub fn change_bridge_port(&mut self, index: u32, name: &str, port: BridgePort) -> Result<(), Error> {
@@ -61,7 +61,7 @@ impl Rtnl {
         self.execute(0, message, || format!("remove vlan {id} from port {name}"))
     }
 
-    /// Returns the VLANs of a port. `bridge vlan show dev NAME`
+    /// Lists the VLANs on a port. `bridge vlan show dev NAME`
     pub fn port_vlans(&mut self, index: u32, name: &str) -> Result<Vec<PortVlan>, Error> {
         let mut query = Message::link(GET_LINK, 0);
         query.put(0, &[BRIDGE]);
@@ -81,12 +81,12 @@ impl Rtnl {
     }
 }
 
-/// Place of a VLAN entry.
+/// Where a VLAN entry belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VlanOn {
-    /// A port of a bridge.
+    /// On a bridge port.
     Port,
-    /// The bridge itself (`self`).
+    /// On the bridge itself (`self`).
     Bridge,
 }
 

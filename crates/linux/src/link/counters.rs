@@ -1,4 +1,4 @@
-//! Traffic counters of links.
+//! Traffic counters for links.
 //!
 //! Source: kernel `include/uapi/linux/if_link.h`, `struct rtnl_link_stats64`; ip-link(8), `ip -s link`.
 
@@ -10,7 +10,7 @@ use crate::rtnl::message::{GET_LINK, Message, NEW_LINK};
 /// `IFLA_STATS64`
 const STATISTICS: u16 = 23;
 
-/// Traffic counters of a link since its creation.
+/// Traffic counters since the link was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
     /// Received traffic.
@@ -19,23 +19,23 @@ pub struct LinkCounters {
     pub sent: Counters,
 }
 
-/// Counters of one direction.
+/// Counters for one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Number of packets.
     pub packets: u64,
-    /// Number of bytes, with link headers.
+    /// Number of bytes, including link headers.
     pub bytes: u64,
-    /// Number of faulty packets.
+    /// Number of packets with errors.
     pub errors: u64,
     /// Number of dropped packets.
     pub dropped: u64,
 }
 
 impl Rtnl {
-    /// Returns the counters of the link with this name, or `None` if there is no such link. `ip -s link show dev NAME`
+    /// Reads one link's counters; `None` if there is no such link. `ip -s link show dev NAME`
     ///
-    /// Only this link is requested, so the cost does not depend on the number of links in the namespace.
+    /// Only this link is requested, so the cost does not depend on how many links the namespace has.
     pub fn link_counters(&mut self, name: &str) -> Result<Option<LinkCounters>, Error> {
         let mut query = Message::link(GET_LINK, 0);
         query.attributes.text(attribute::NAME, name);

@@ -1,4 +1,4 @@
-//! Creation of links, each in a single request, so that no incomplete link exists.
+//! Creates links, each with a single request, so that no incomplete link is ever visible.
 //!
 //! Source: ip-link(8); kernel `net/core/rtnetlink.c` (`rtnl_newlink`), `drivers/net/veth.c`.
 
@@ -13,29 +13,29 @@ use crate::rtnl::message::{Message, NEW_LINK};
 /// Link to create. `ip link add name NAME …`
 #[derive(Clone, Debug)]
 pub struct NewLink<'a> {
-    /// Name.
+    /// Interface name.
     pub name: &'a str,
-    /// Kind.
+    /// Link kind.
     pub kind: NewKind<'a>,
     /// MTU in bytes; `None` for the kernel's default.
     pub mtu: Option<u32>,
-    /// Hardware address; `None` for the kernel's choice.
+    /// MAC address; `None` lets the kernel choose.
     pub mac: Option<&'a [u8]>,
-    /// Index of the master.
+    /// Index of the master, for example a bridge.
     pub master: Option<u32>,
-    /// Whether to set it up. Not possible for the peer of a veth.
+    /// Whether to set the link up. The peer of a veth cannot be set up this way.
     pub up: bool,
-    /// Length of the transmit queue, in packets.
+    /// Transmit queue length in packets.
     pub tx_queue_length: Option<u32>,
     /// `ifalias`, at most 255 bytes; only for a link in the socket's own namespace.
     pub alias: Option<&'a str>,
     /// Whether to generate no IPv6 link-local address; only for a link in the socket's own namespace.
     pub no_link_local: bool,
-    /// Namespace to create it in; `None` for the socket's own.
+    /// Namespace to create the link in; `None` means the socket's own.
     pub netns: Option<&'a Netns>,
 }
 
-/// Kind of a new link.
+/// Kind and kind-specific settings for a new link.
 #[derive(Clone, Debug)]
 pub enum NewKind<'a> {
     /// `type bridge`
@@ -47,23 +47,23 @@ pub enum NewKind<'a> {
     Veth(Peer<'a>),
     /// `link PARENT type macvlan mode …`
     Macvlan {
-        /// Index of the parent, in the socket's namespace.
+        /// Parent index in the socket's namespace.
         parent: u32,
-        /// Mode: the way in which interfaces of the same parent reach each other.
+        /// Mode, which decides how interfaces on the same parent reach each other.
         mode: MacvlanMode,
-        /// Length of the queue for broadcasts and multicasts, in packets.
+        /// Queue length for broadcasts and multicasts, in packets.
         broadcast_queue_length: Option<u32>,
     },
     /// `link PARENT type ipvlan mode …`
     Ipvlan {
-        /// Index of the parent, in the socket's namespace.
+        /// Parent index in the socket's namespace.
         parent: u32,
-        /// Layer on which it works.
+        /// Layer on which the interface works.
         mode: IpvlanMode,
     },
     /// `link PARENT type vlan id …`
     Vlan {
-        /// Index of the parent, in the socket's namespace.
+        /// Parent index in the socket's namespace.
         parent: u32,
         /// VLAN id, 0–4094.
         id: u16,
@@ -79,36 +79,36 @@ pub enum NewKind<'a> {
     Ifb,
 }
 
-/// Peer of a veth.
+/// Other end of a veth pair.
 #[derive(Clone, Debug)]
 pub struct Peer<'a> {
-    /// Name.
+    /// Interface name.
     pub name: &'a str,
     /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// Hardware address.
+    /// MAC address; `None` lets the kernel choose.
     pub mac: Option<&'a [u8]>,
-    /// Transmit and receive queues of both ends; see [`Queues`].
+    /// Queues on both ends; see [`Queues`].
     pub queues: Queues,
-    /// Namespace to create it in; `None` for that of the first end.
+    /// Namespace to create the peer in; `None` means where the first end is.
     pub netns: Option<&'a Netns>,
 }
 
-/// Number of transmit and receive queues of a veth: `numtxqueues N numrxqueues N` at either end.
+/// Number of transmit and receive queues on a veth pair: `numtxqueues N numrxqueues N` at either end.
 ///
-/// By default the kernel (5.15 and later) creates one for each possible processor and disables all but one at once. For
-/// that it waits, under the lock of all link changes, until no processor uses the queues. This happens once for each end.
-/// It takes a third of the time of creating a pair, and many times as much on busy processors.
+/// By default, kernel 5.15 and later creates one queue per possible processor and then disables all but one. To do so,
+/// it waits under the lock for all link changes until no processor uses the queues, once for each end. That takes a
+/// third of the time needed for a pair, and many times as much on busy processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queues(u32);
 
 impl Queues {
-    /// One queue, as many as the kernel leaves in use.
+    /// One queue, which is what the kernel leaves in use anyway.
     pub const ONE: Queues = Queues(1);
-    /// Maximum of the kernel.
+    /// Maximum that the kernel accepts.
     pub const MAX: u32 = 4096;
 
-    /// Returns this number of queues, or `None` if it is invalid.
+    /// Returns this number of queues; `None` if the kernel would not accept it.
     #[must_use]
     pub fn new(number: u32) -> Option<Queues> {
         (1..=Queues::MAX).contains(&number).then_some(Queues(number))
@@ -120,27 +120,27 @@ impl Queues {
     }
 }
 
-/// `mode` of a macvlan.
+/// Macvlan `mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MacvlanMode {
-    /// Interfaces of the parent reach each other directly.
+    /// Interfaces on the parent reach each other directly.
     Bridge,
-    /// Interfaces of the parent do not reach each other.
+    /// Interfaces on the parent do not reach each other.
     Private,
-    /// Interfaces of the parent reach each other through the external switch.
+    /// Interfaces on the parent reach each other through the external switch.
     Vepa,
-    /// The only interface of its parent, with the parent's address.
+    /// The parent has only this interface, which uses the parent's MAC address.
     Passthru,
 }
 
-/// `mode` of an ipvlan.
+/// Ipvlan `mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpvlanMode {
     /// Layer 2, like a switch.
     L2,
-    /// Layer 3, like a router, without netfilter of the host.
+    /// Layer 3, like a router, bypassing netfilter on the host.
     L3,
-    /// Layer 3, like a router, through netfilter of the host.
+    /// Layer 3, like a router, with netfilter on the host.
     L3s,
 }
 
@@ -177,7 +177,7 @@ impl IpvlanMode {
 }
 
 impl<'a> NewLink<'a> {
-    /// Returns a link with this name and kind, down, with defaults for everything else.
+    /// Describes a link with this name and kind that is down, with defaults for everything else.
     pub fn new(name: &'a str, kind: NewKind<'a>) -> NewLink<'a> {
         NewLink {
             name,
@@ -197,7 +197,7 @@ impl<'a> NewLink<'a> {
         let NewLink { name, kind, mtu, mac, master, up, tx_queue_length, alias: _, no_link_local, netns } =
             self;
         let mut message = Message::link(NEW_LINK, 0);
-        // The link-local address is generated when the link is set up, so that is done later.
+        // The kernel generates the link-local address when the link is set up, so this must happen later.
         if *up && !no_link_local {
             set_flags(&mut message, UP, UP);
         }
@@ -269,7 +269,7 @@ impl NewKind<'_> {
         }
     }
 
-    /// Writes the kind and its attributes.
+    /// Writes the kind and the attributes that belong to it.
     fn write(&self, info: &mut Attributes) {
         info.text(info::KIND, self.name());
         match self {
@@ -298,7 +298,7 @@ impl NewKind<'_> {
         };
     }
 
-    /// Returns the kernel module that provides the kind.
+    /// Returns the kernel module that provides this kind, for errors.
     pub(crate) fn module(&self) -> &'static str {
         match self {
             NewKind::Vlan { .. } => "8021q",
@@ -321,7 +321,7 @@ impl NewKind<'_> {
 }
 
 impl Peer<'_> {
-    /// Returns the peer as an attribute value: the fixed part of a link and its attributes.
+    /// Encodes the peer as an attribute value: a link's fixed part, then its attributes.
     fn bytes(&self) -> Vec<u8> {
         let Peer { name, mtu, mac, queues, netns } = self;
         let mut message = Message::link(NEW_LINK, 0);
@@ -331,7 +331,7 @@ impl Peer<'_> {
     }
 }
 
-/// Prints the link for errors: `veth veth1a2b with peer net1`, `macvlan net1`.
+/// Formats the link for errors: `veth veth1a2b with peer net1`, `macvlan net1`.
 impl fmt::Display for NewLink<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind.name(), self.name)?;

@@ -1,8 +1,8 @@
-//! Settings of an interface that follow it from one namespace to another: broadcast address, link mode, sizes of aggregated
+//! Interface settings that survive a move to another namespace: broadcast address, link mode, sizes of aggregated
 //! packets, XDP programs.
 //!
-//! The kernel removes queueing disciplines, filters, neighbours and addresses of an interface that changes its namespace,
-//! and leaves these.
+//! When an interface changes its namespace, the kernel removes queueing disciplines, filters, neighbours and addresses,
+//! but leaves these settings. They must therefore be reset explicitly.
 //!
 //! Source: kernel `include/uapi/linux/if_link.h`, `net/core/rtnetlink.c` (`do_setlink`, `rtnl_xdp_fill`),
 //! `net/core/dev.c` (`__dev_change_net_namespace`).
@@ -26,39 +26,39 @@ const XDP_FLAGS: u16 = 3;
 /// `IFLA_XDP_DRV_PROG_ID`, `IFLA_XDP_SKB_PROG_ID`, `IFLA_XDP_HW_PROG_ID`, each with its `XDP_FLAGS_…_MODE`.
 const XDP_MODES: [(u16, u32); 3] = [(5, 4), (6, 2), (7, 8)];
 
-/// Settings of an interface; an empty or zero value is unknown.
+/// Interface settings; empty or zero means unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSettings {
-    /// Hardware address of broadcasts. `ip link set dev NAME broadcast ADDRESS`
+    /// Broadcast MAC address. `ip link set dev NAME broadcast ADDRESS`
     pub broadcast: Vec<u8>,
     /// Link mode: 0 default, 1 dormant, 2 testing. `ip link set dev NAME mode dormant`
     pub link_mode: u8,
-    /// Whether a protocol has switched it off. `ip link set dev NAME protodown on`
+    /// Whether a protocol has switched the link off. `ip link set dev NAME protodown on`
     pub protocol_down: bool,
     /// `gso_max_segs`, `gso_max_size`, `gro_max_size`, `gso_ipv4_max_size`, `gro_ipv4_max_size`.
     pub aggregation: [u32; 5],
 }
 
-/// XDP program of an interface.
+/// XDP program on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpProgram {
-    /// Place where it runs, as `XDP_FLAGS_…_MODE`: 2 generic, 4 driver, 8 hardware.
+    /// Where the program runs, as `XDP_FLAGS_…_MODE`: 2 generic, 4 driver, 8 hardware.
     pub mode: u32,
-    /// Id of the program.
+    /// Program id.
     pub id: u32,
 }
 
-/// Change of settings: wanted and present ones.
+/// Change from present to wanted settings.
 #[derive(Clone, Copy, Debug)]
 pub struct SettingsChange<'a> {
-    /// Settings after the change; unknown ones are not changed.
+    /// Settings after the change; unknown ones stay as they are.
     pub wanted: &'a DeviceSettings,
     /// Settings before the change.
     pub present: &'a DeviceSettings,
 }
 
 impl DeviceSettings {
-    /// Reads one attribute of a link.
+    /// Reads one link attribute.
     pub(super) fn read(&mut self, kind: u16, value: &[u8]) {
         match kind {
             BROADCAST => self.broadcast = value.to_vec(),
@@ -74,15 +74,15 @@ impl DeviceSettings {
 }
 
 impl SettingsChange<'_> {
-    /// Whether nothing differs.
+    /// Whether there is nothing to change.
     pub fn is_empty(&self) -> bool {
         let mut list = Attributes::new();
         self.write(&mut list);
         list.len() == 0
     }
 
-    /// Writes the settings that differ. A driver without a setting always reports the same value, so it is not asked to
-    /// change it.
+    /// Writes the settings that differ. A driver that lacks a setting always reports the same value, so it is not asked
+    /// to change it.
     pub(super) fn write(&self, list: &mut Attributes) {
         let SettingsChange { wanted, present } = self;
         if !wanted.broadcast.is_empty() && wanted.broadcast != present.broadcast {
@@ -103,7 +103,7 @@ impl SettingsChange<'_> {
     }
 }
 
-/// Returns the programs in an attribute `IFLA_XDP`.
+/// Reads the programs from an `IFLA_XDP` attribute.
 pub(super) fn xdp_programs(value: &[u8]) -> Vec<XdpProgram> {
     let program = |(kind, id): (u16, &[u8])| {
         let (_, mode) = XDP_MODES.into_iter().find(|(of, _)| *of == kind)?;
@@ -112,8 +112,8 @@ pub(super) fn xdp_programs(value: &[u8]) -> Vec<XdpProgram> {
     items(value).filter_map(program).collect()
 }
 
-/// Writes a change of settings, and the removal of the XDP program in a mode:
-/// `ip link set dev NAME xdpdrv|xdpgeneric|xdpoffload off`.
+/// Writes a settings change, and removes the XDP program in one mode: `ip link set dev NAME
+/// xdpdrv|xdpgeneric|xdpoffload off`.
 pub(super) fn write(list: &mut Attributes, settings: Option<&SettingsChange<'_>>, remove_xdp: Option<u32>) {
     if let Some(settings) = settings {
         settings.write(list);

@@ -1,8 +1,8 @@
-//! Removal of links that returns once the links are gone, without waiting for the kernel's grace period.
+//! Removes links without waiting for the kernel's grace period: the call returns as soon as the links are gone.
 //!
-//! After the kernel has removed a link, the request waits about 20 ms more until no processor can use its memory. The links
-//! are closed, without addresses, and out of every list by then, and nothing can bring them back. So a child process sends
-//! the request, and this process returns when the kernel has announced the removal of every link:
+//! After the kernel has removed a link, the request waits about 20 ms more, until no processor can use the memory. By
+//! then the links are closed, have no addresses, are in no list, and cannot come back. Therefore a child process sends
+//! the request, and this process returns when the kernel has announced that every link is removed:
 //!
 //! ```text
 //!   weft-cni ─► weft-cni remove-links INDEX… ── request ──► kernel ── grace period ──► end of the child
@@ -10,12 +10,11 @@
 //!      └───────────────── RTM_DELLINK of each ◄───────────────┘
 //! ```
 //!
-//! - The child sends one datagram, on a socket of the namespace of the links that it inherits, and ends. It has no other
-//!   resource of this process.
-//! - Only announcements of the kernel count: a process in the namespace can send messages to the group, too.
-//! - A limited number of children exist ([`crate::grace_period`]). The other calls wait for the grace period themselves.
+//! - The child inherits a socket in the links' namespace, sends one datagram, and ends. It holds nothing else.
+//! - Only the kernel's announcements count, because a process in the namespace can also send messages to the group.
+//! - The number of children is limited ([`crate::grace_period`]); other calls wait for the grace period themselves.
 //! - If the child ends before every link was announced, this process removes the links itself and reports the outcome.
-//! - If this process is killed, the child still removes the links. An index is not used again in a namespace.
+//! - If this process is killed, the child still removes the links. A namespace never uses an index twice.
 //!
 //! The reasoning is in `docs/design/journal.md#removal-of-links`. Source: rtnetlink(7); kernel `net/core/dev.c`
 //! `unregister_netdevice_many_notify`, `netdev_run_todo`.
@@ -35,14 +34,14 @@ use crate::netns::Netns;
 use crate::rtnl::Rtnl;
 use crate::watch::Watch;
 
-/// First argument of a program that is started to remove links.
+/// First argument that makes the program remove links.
 pub const COMMAND: &str = "remove-links";
 
-/// Sockets in the namespace of the links.
+/// Sockets in the links' namespace.
 #[derive(Debug)]
 pub struct LinkRemoval {
     net: Rtnl,
-    /// `None`: this process waits for the grace period.
+    /// `None` means that this process waits for the grace period itself.
     announcements: Option<Watch>,
 }
 
@@ -53,12 +52,12 @@ impl LinkRemoval {
         Ok(LinkRemoval { net: Rtnl::open()?, announcements })
     }
 
-    /// Opens the sockets in a namespace.
+    /// Opens the sockets in the given namespace.
     pub fn within(netns: &Netns) -> Result<LinkRemoval, Error> {
         netns.run(LinkRemoval::open)?
     }
 
-    /// Removes the links with these indexes. Links that do not exist are ignored. `ip link del dev NAME`
+    /// Removes the links with these indexes; missing links are ignored. `ip link del dev NAME`
     ///
     /// # Errors
     /// The kernel refuses to remove a link.
@@ -78,14 +77,15 @@ impl LinkRemoval {
     }
 }
 
-/// Starts the child, with a socket of the namespace as its standard input; `None` if there are enough children, or it cannot
-/// start.
+/// Starts the child with a socket in the namespace as standard input; `None` if there are enough children, or if it
+/// cannot start.
 fn start(net: &Rtnl, indexes: &[u32]) -> Option<Child> {
     let socket = net.as_fd().try_clone_to_owned().ok()?;
     grace_period::start(COMMAND, indexes.iter().map(u32::to_string), socket.into())
 }
 
-/// Waits until the kernel has announced the removal of every link, or the child has ended. Returns false in the second case.
+/// Waits until the kernel has announced every link as removed, or the child has ended. Returns false in the second
+/// case.
 fn were_announced(announcements: &Watch, child: &mut Child, indexes: &[u32]) -> bool {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let Some(Ok(end)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else {
@@ -111,10 +111,10 @@ fn were_announced(announcements: &Watch, child: &mut Child, indexes: &[u32]) -> 
     }
 }
 
-/// Sends the request on the socket that is the standard input, and waits for the grace period.
+/// Runs in the child: sends the request on the socket that is its standard input, and waits for the grace period.
 ///
 /// # Errors
-/// An argument is no index; the socket does not accept the request.
+/// An argument is not an index, or the socket does not accept the request.
 pub fn run(indexes: &[&str]) -> io::Result<()> {
     // The runtime may kill the process group of the plugin that it called.
     let _ = rustix::process::setsid();

@@ -1,5 +1,5 @@
-//! Snapshot of the configuration that an interface loses when it moves to another namespace or routing table: addresses
-//! and the routes that were added to it. The kernel recreates its own routes.
+//! Saves and restores what an interface loses when it moves to another namespace or routing table: its addresses, and
+//! the routes that were added to it. The kernel creates its own routes again.
 //!
 //! Source: kernel `net/core/dev.c` (`__dev_change_net_namespace` closes the device), `drivers/net/vrf.c`
 //! (`cycle_netdev`), `net/ipv6/addrconf.c` (`addrconf_ifdown`).
@@ -15,7 +15,7 @@ use crate::route::{Existing, Route};
 use crate::rtnl::Rtnl;
 use crate::watch::Watch;
 
-/// Addresses and routes of one interface.
+/// Addresses and routes on one interface.
 #[derive(Clone, Debug)]
 pub struct LinkSnapshot {
     addresses: Vec<IpNet>,
@@ -23,26 +23,27 @@ pub struct LinkSnapshot {
 }
 
 impl LinkSnapshot {
-    /// Returns the addresses of `link` and its routes in `table`.
+    /// Saves the addresses on `link`, and its routes in `table`.
     pub fn of(net: &mut Rtnl, link: &Link, table: u32) -> Result<LinkSnapshot, Error> {
         let addresses = net.addresses(link.index, &link.name)?;
-        // The kernel generates link-local addresses itself. If it generates one again, it exists when the snapshot is restored.
+        // The kernel generates link-local addresses itself. If it generates one again, it already exists on restore.
         Ok(LinkSnapshot {
             addresses: addresses.into_iter().map(|address| address.address).collect(),
             routes: net.routes_through(link.index, table)?,
         })
     }
 
-    /// Restores the snapshot on `link`, which may have another index now, in `table`; existing addresses and routes are kept.
+    /// Restores the snapshot on `link`, which may have another index now, in `table`. Existing addresses and routes are
+    /// kept.
     ///
     /// # Errors
-    /// The first error; everything is tried.
+    /// The first error; the rest is still tried.
     pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32) -> Result<(), Error> {
         self.restore_with(net, link, table, |_| Ok(false))
     }
 
-    /// As [`LinkSnapshot::restore`]. IPv6 is ready in the kernel's own time: its routes are tried again after each of the
-    /// `changes` in the namespace, for at most `timeout`.
+    /// Like [`LinkSnapshot::restore`], but waits for IPv6, which the kernel gets ready in its own time: IPv6 routes are
+    /// tried again after each of the `changes` in the namespace, for at most `timeout`.
     pub fn restore_within(
         &self,
         net: &mut Rtnl,

@@ -1,8 +1,8 @@
 //! Tap interfaces, whose other end is a program, for example a virtual machine.
 //!
-//! The kernel creates them only through an ioctl of `/dev/net/tun` ([`device`]); all other operations use netlink. SELinux
-//! labels an interface with the context of the process that creates it, and a process gets its context when a program is
-//! executed. So if a context is requested, the program `ip` creates the interface.
+//! They can only be created through an ioctl on `/dev/net/tun` ([`device`]); everything else uses netlink. SELinux
+//! labels an interface with the context of the process that creates it, and a process can only change its context by
+//! executing a program. If a context is requested, the program `ip` therefore creates the interface.
 //!
 //! Source: ip-tuntap(8); kernel `Documentation/networking/tuntap.rst`, `drivers/net/tun.c` (`tun_validate`);
 //! selinux(8), `security/selinux/hooks.c` (`selinux_tun_dev_alloc_security`).
@@ -20,29 +20,29 @@ use crate::error::Error;
 pub struct NewTap<'a> {
     /// Valid interface name.
     pub name: &'a str,
-    /// Whether it has several queues, for several processors: `multi_queue`.
+    /// Whether the interface has several queues, so that several processors can use it: `multi_queue`.
     pub multi_queue: bool,
-    /// User that may open it; `None` for any user with the privilege.
+    /// User id that may open the interface; `None` means any user with the privilege.
     pub owner: Option<u32>,
-    /// Group that may open it.
+    /// Group id that may open the interface.
     pub group: Option<u32>,
-    /// SELinux context that may open it.
+    /// SELinux context that may open the interface.
     pub context: Option<&'a str>,
 }
 
-/// File with the context of the next program that this thread executes.
+/// File that holds the context for the next program that this thread executes.
 const NEXT_CONTEXT: &str = "/proc/thread-self/attr/exec";
 
-/// Whether this kernel has a policy of SELinux, enforced or not.
+/// Whether this kernel has an SELinux policy, enforced or not.
 pub fn has_selinux() -> bool {
     Path::new("/sys/fs/selinux/enforce").exists()
 }
 
-/// Creates a tap interface in the namespace of the calling thread; it is down and outlives this process.
+/// Creates a tap interface in the calling thread's namespace. It is down, and it outlives this process.
 ///
 /// # Errors
-/// There is no device (`modprobe tun`), or the name is in use. With a context also: the error of `ip`, no program `ip`, or
-/// SELinux refuses or does not know the context.
+/// The device is missing (`modprobe tun`), or the name is in use. With a context also: the program `ip` is missing or
+/// fails, or SELinux refuses or does not know the context.
 pub fn create(tap: &NewTap<'_>) -> Result<(), Error> {
     let NewTap { name, multi_queue, owner, group, context } = *tap;
     if let Some(context) = context {
@@ -56,7 +56,7 @@ pub fn create(tap: &NewTap<'_>) -> Result<(), Error> {
     make().map_err(|cause| Error::io(format!("create tap {name} through /dev/net/tun"), &cause))
 }
 
-/// Creates the interface by the program `ip` with this context, which the interface inherits.
+/// Creates the interface with the program `ip` in this context, which the interface inherits.
 fn create_labelled(tap: &NewTap<'_>, context: &str) -> Result<(), Error> {
     let NewTap { name, multi_queue, owner, group, .. } = tap;
     let operation = || format!("create tap {name}");

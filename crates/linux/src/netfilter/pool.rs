@@ -1,12 +1,12 @@
-//! nfnetlink sockets of this process, which stay open and are used again.
+//! Keeps this process's nfnetlink sockets open, so that they can be reused.
 //!
-//! Closing such a socket waits until the kernel has freed removed objects of any table. That grace period of 20 ms would
-//! be added to the one of removing a link, so the process leaves the closing to its end. A process that removes many
-//! attachments, such as a GC, has a bounded number of descriptors nevertheless:
+//! Closing such a socket waits until the kernel has freed objects removed from any table. This grace period of 20 ms
+//! would come on top of the one for removing a link, so the process closes its sockets only at its end. The number of
+//! descriptors is still bounded, even in a process that removes many attachments, such as a GC:
 //!
 //! - A socket that is not in use serves the next user in the same namespace.
-//! - At most [`IDLE_MAX`] unused sockets stay open. Beyond that, all of them are closed at once, in one grace period.
-//! - An open socket keeps its namespace, so the identity of the namespace is not given to another one.
+//! - At most [`IDLE_MAX`] unused sockets stay open. Beyond that, all are closed at once, in one grace period.
+//! - An open socket keeps its namespace alive, so another namespace cannot get the same identity.
 //!
 //! Source: kernel `net/netfilter/nf_tables_api.c` (`nft_rcv_nl_event`).
 
@@ -21,18 +21,18 @@ use crate::thread_netns;
 /// Maximum number of open sockets that are not in use.
 const IDLE_MAX: usize = 16;
 
-/// Sockets of this process, with device and inode of the namespace of each.
+/// Sockets in this process, each with the device and inode of its namespace.
 static SOCKETS: Mutex<Vec<((u64, u64), PooledSocket)>> = Mutex::new(Vec::new());
 
-/// Whether this process removed objects of nf_tables, so that closing a socket waits.
+/// Whether this process has removed nf_tables objects, so that closing a socket has to wait.
 static HAS_REMOVED: AtomicBool = AtomicBool::new(false);
 
-/// States that this process removes objects of nf_tables.
+/// Records that this process removes nf_tables objects.
 pub(crate) fn note_removal() {
     HAS_REMOVED.store(true, Relaxed);
 }
 
-/// Takes the sockets that are not in use out of the pool, if this process removed objects; they are closed when dropped.
+/// If this process removed objects, takes the unused sockets out of the pool; dropping them closes them.
 pub(crate) fn take_after_removal() -> Option<Vec<PooledSocket>> {
     if !HAS_REMOVED.load(Relaxed) {
         return None;
@@ -41,14 +41,14 @@ pub(crate) fn take_after_removal() -> Option<Vec<PooledSocket>> {
     Some(sockets.extract_if(.., |(_, socket)| socket.is_idle()).map(|(_, socket)| socket).collect())
 }
 
-/// Socket with one user at a time: it is in use if it has a second reference.
+/// Socket with one user at a time; a second reference shows that it is in use.
 #[derive(Clone, Debug)]
 pub(crate) struct PooledSocket(Arc<Mutex<Socket>>);
 
 // === impl PooledSocket ===
 
 impl PooledSocket {
-    /// Returns an unused socket of the calling thread's namespace, or opens one.
+    /// Returns an unused socket in the calling thread's namespace, or opens one.
     pub(crate) fn open() -> Result<PooledSocket, Error> {
         let namespace = thread_netns::identity()?;
         let mut sockets = SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,28 +65,28 @@ impl PooledSocket {
         if let Ok(socket) = &opened {
             sockets.push((namespace, socket.clone()));
         }
-        // Other threads need not wait for the grace period.
+        // Other threads should not have to wait for the grace period.
         drop(sockets);
         drop(closed);
         opened
     }
 
-    /// As [`Socket::exchange`].
+    /// Like [`Socket::exchange`].
     pub(crate) fn exchange(&mut self, requests: Vec<Request<Message>>) -> Result<Vec<Message>, Failure> {
         self.lock().exchange(requests)
     }
 
-    /// As [`Socket::transact`].
+    /// Like [`Socket::transact`].
     pub(crate) fn transact(&mut self, requests: Vec<Request<Message>>) -> Result<(), Failure> {
         self.lock().transact(requests)
     }
 
-    /// As [`Socket::dump`].
+    /// Like [`Socket::dump`].
     pub(crate) fn dump(&mut self, flags: u16, message: &Message) -> Result<Vec<Message>, Failure> {
         self.lock().dump(flags, message)
     }
 
-    /// As [`Socket::dump_within`].
+    /// Like [`Socket::dump_within`].
     pub(crate) fn dump_within(
         &mut self,
         limit: &mut DumpLimit,

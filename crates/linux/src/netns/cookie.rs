@@ -1,4 +1,4 @@
-//! The cookie of a network namespace.
+//! Reads the network namespace cookie.
 //!
 //! Source: socket(7) `SO_NETNS_COOKIE`; kernel `net/core/net_namespace.c` (`net_cookie`), Linux 5.14.
 
@@ -14,7 +14,7 @@ sockopt_impl!(
     u64
 );
 
-/// Returns the cookie of the calling thread's namespace; `None` if the kernel has none.
+/// Returns the cookie of the calling thread's namespace; `None` if the kernel does not support cookies.
 pub(super) fn own() -> Option<u64> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).ok()?;

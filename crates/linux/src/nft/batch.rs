@@ -1,4 +1,4 @@
-//! Operations of one transaction, in order.
+//! Operations in one transaction, in order.
 //!
 //! Source: kernel `nf_tables.h` (`enum nf_tables_msg_types`, `NFTA_TABLE_…`, `NFTA_CHAIN_…`, `NFTA_SET_…`).
 
@@ -76,7 +76,7 @@ const LIST_ITEM: u16 = 1;
 #[must_use = "nothing happens before it is committed"]
 pub struct Batch {
     requests: Vec<Request<Message>>,
-    /// Description of each request, for the error of a refused one.
+    /// Description of each request, so that the error can name the refused one.
     operations: Vec<String>,
     has_removal: bool,
 }
@@ -107,7 +107,7 @@ impl Batch {
         self.push(table, NEW_TABLE, NLM_F_CREATE | NLM_F_EXCL, attributes, || format!("create table {table}"))
     }
 
-    /// `nft delete table inet weft`, with its content.
+    /// `nft delete table inet weft`, together with its content.
     pub fn delete_table(&mut self, table: Table<'_>) -> &mut Batch {
         let mut attributes = Attributes::new();
         attributes.text(TABLE_NAME, table.name);
@@ -115,7 +115,7 @@ impl Batch {
         self.push(table, DELETE_TABLE, 0, attributes, || format!("delete table {table}"))
     }
 
-    /// `nft add chain inet weft web`: a chain that verdicts lead to.
+    /// `nft add chain inet weft web`: a chain that other rules jump to.
     pub fn ensure_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
         let attributes = chain_attributes(table, chain);
         self.push(table, NEW_CHAIN, NLM_F_CREATE, attributes, || format!("add chain {table} {chain}"))
@@ -150,14 +150,14 @@ impl Batch {
         self.push(table, DELETE_RULE, 0, attributes, || format!("flush chain {table} {chain}"))
     }
 
-    /// `nft delete chain inet weft web`; it must have no rules, and no verdict may lead to it.
+    /// `nft delete chain inet weft web`; the chain must have no rules, and no rule may jump to it.
     pub fn delete_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
         let attributes = chain_attributes(table, chain);
         self.has_removal = true;
         self.push(table, DELETE_CHAIN, 0, attributes, || format!("delete chain {table} {chain}"))
     }
 
-    /// Removes a chain and its rules, or does nothing if it does not exist; the table must exist.
+    /// Removes a chain and its rules if it exists; the table must exist.
     ///
     /// `nft 'add chain inet weft web; flush chain inet weft web; delete chain inet weft web'`
     pub fn discard_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
@@ -195,7 +195,7 @@ impl Batch {
             });
         }
         attributes.bytes(SET_USER_DATA, &set.user_data());
-        // The id only has to differ from others of this batch, so the index is used.
+        // The id only has to be unique in this batch, so the index is used.
         attributes.be32(SET_ID, self.requests.len() as u32 + 1);
         self.push(table, NEW_SET, NLM_F_CREATE, attributes, || format!("add set {table} {name}"))
     }
@@ -207,7 +207,7 @@ impl Batch {
         self.push(table, DELETE_ELEMENTS, 0, attributes, || format!("flush set {table} {set}"))
     }
 
-    /// `nft delete set inet weft masq4`; no rule may use it.
+    /// `nft delete set inet weft masq4`; no rule may use the set.
     pub fn delete_set(&mut self, table: Table<'_>, set: &str) -> &mut Batch {
         let mut attributes = Attributes::new();
         attributes.text(SET_TABLE, table.name).text(SET_NAME, set);
@@ -217,24 +217,24 @@ impl Batch {
 
     /// `nft add element inet weft masq4 '{ 10.1.0.5 comment "default/web eth0" }'`
     ///
-    /// An existing element is kept with its comment. An existing entry of a map with another value is refused as
-    /// [`crate::Kind::Exists`].
+    /// An existing element keeps its comment. If a map has the key with another value, the kernel refuses the batch
+    /// with [`crate::Kind::Exists`].
     pub fn add_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.elements(table, set, elements, NEW_ELEMENTS, NLM_F_CREATE)
     }
 
-    /// `nft create element …`: refused as [`crate::Kind::Exists`] if one exists.
+    /// `nft create element …`: fails with [`crate::Kind::Exists`] if an element exists.
     pub fn create_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.elements(table, set, elements, NEW_ELEMENTS, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// `nft delete element inet weft masq4 '{ 10.1.0.5 }'`; each must exist.
+    /// `nft delete element inet weft masq4 '{ 10.1.0.5 }'`; every element must exist.
     pub fn delete_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.has_removal = true;
         self.elements(table, set, elements, DELETE_ELEMENTS, 0)
     }
 
-    /// Removes elements of a set, or entries of a map with these values, if they exist.
+    /// Removes set elements, or map entries with these values, if they exist.
     ///
     /// The set must exist. `nft 'add element …; delete element …'`
     pub fn discard_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
@@ -309,8 +309,8 @@ impl Batch {
         self
     }
 
-    /// Whether an operation removes an existing object, which the kernel frees later. Chains and sets are also flushed when
-    /// they are new.
+    /// Whether an operation removes an existing object, which the kernel frees only later. Chains and sets are flushed
+    /// even when they are new, so flushing does not count.
     pub(super) fn has_removal(&self) -> bool {
         self.has_removal
     }

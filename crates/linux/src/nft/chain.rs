@@ -1,6 +1,6 @@
-//! Base chains: their hook, priority and policy.
+//! Base chains: hook, priority and policy.
 
-/// Hook of the kernel at which a base chain is evaluated.
+/// Kernel hook at which a base chain is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Before the routing decision.
@@ -9,22 +9,22 @@ pub enum Hook {
     Input,
     /// Packets that this host forwards.
     Forward,
-    /// Packets from this host.
+    /// Packets that this host sends.
     Output,
     /// After the routing decision.
     Postrouting,
 }
 
-/// Type of a base chain.
+/// Base chain type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainType {
     /// Accepts or drops packets.
     Filter,
-    /// Translates addresses; sees only the first packet of a connection.
+    /// Translates addresses; sees only the first packet in a connection.
     Nat,
 }
 
-/// Verdict at the end of a base chain.
+/// Verdict for packets that reach the end of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The packet continues.
@@ -36,17 +36,17 @@ pub enum Policy {
 /// Chain that the kernel evaluates at a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseChain {
-    /// Type.
+    /// Chain type.
     pub chain_type: ChainType,
-    /// Hook.
+    /// Hook at which the chain is evaluated.
     pub hook: Hook,
-    /// Priority among the chains of that hook, lowest first; see [`priority`].
+    /// Priority among the chains at that hook, lowest first; see [`priority`].
     pub priority: i32,
-    /// Verdict at its end.
+    /// Verdict for packets that reach the end.
     pub policy: Policy,
 }
 
-/// Usual priorities of base chains; lower values come first. nft(8), "priority".
+/// Common base chain priorities; lower values come first. nft(8), "priority".
 pub mod priority {
     /// `raw`: before connection tracking.
     pub const RAW: i32 = -300;
@@ -64,7 +64,7 @@ impl Hook {
     pub(super) const ALL: [Hook; 5] =
         [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
 
-    /// `NF_INET_…`; those of the bridge family have the same numbers.
+    /// `NF_INET_…`; the bridge family uses the same numbers.
     pub(super) fn number(self) -> u32 {
         match self {
             Hook::Prerouting => 0,

@@ -1,18 +1,18 @@
-//! Comments on rules and elements, in the form in which `nft list` prints them.
+//! Comments on rules and elements, in the format that `nft list` can print.
 //!
-//! The kernel stores user data without interpreting it; nft's format is a list of type, length, value.
+//! The kernel stores user data without interpreting it; nft stores a list of type, length, value.
 //!
-//! Source: libnftnl `include/libnftnl/udata.h`: the comment is type 0 for rules and for elements;
-//! nft `include/datatype.h`: a comment has at most 128 bytes.
+//! Source: libnftnl `include/libnftnl/udata.h`: the comment is type 0 for rules and for elements; nft
+//! `include/datatype.h`: a comment has at most 128 bytes.
 
 /// `NFTNL_UDATA_RULE_COMMENT`, `NFTNL_UDATA_SET_ELEM_COMMENT`.
 const COMMENT: u8 = 0;
 
-/// Maximum length that nft accepts when it reads its own output, in bytes.
+/// Maximum length in bytes that nft accepts when it reads its own output.
 const LONGEST: usize = 128;
 
-/// Returns the user data for a comment. Characters that nft could not read back (quotes, control characters) become `_`,
-/// and a comment that is too long is cut.
+/// Encodes a comment as user data. Characters that nft could not read back (quotes, control characters) become `_`, and
+/// a comment that is too long is cut.
 pub(super) fn user_data(comment: &str) -> Vec<u8> {
     let mut text: String = comment
         .chars()
@@ -27,7 +27,7 @@ pub(super) fn user_data(comment: &str) -> Vec<u8> {
     data
 }
 
-/// Returns the comment in user data; empty if there is none in nft's format.
+/// Reads the comment from user data; empty if there is none in nft's format.
 pub(super) fn of_user_data(mut data: &[u8]) -> String {
     while let [kind, length, rest @ ..] = data {
         let Some((value, rest)) = rest.split_at_checked(usize::from(*length)) else { break };

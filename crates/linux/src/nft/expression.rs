@@ -1,6 +1,6 @@
-//! Expressions of rules: load into a register, compare, look up, decide.
+//! Rule expressions: load into a register, compare, look up, decide.
 //!
-//! The registers are 16 slots of four bytes, counted from 0; longer fields use several.
+//! There are 16 register slots of four bytes, counted from 0; longer fields take several.
 //!
 //! Source: kernel `nf_tables.h` (`NFTA_EXPR_…` and one `NFTA_…` block for each expression).
 
@@ -27,7 +27,7 @@ pub(super) enum Comparison {
     AtLeast = 5,
 }
 
-/// Header in which the offset of a packet's bytes begins: `NFT_PAYLOAD_…`.
+/// Header from which a packet offset counts: `NFT_PAYLOAD_…`.
 #[derive(Clone, Copy)]
 pub(super) enum Base {
     Link,
@@ -35,7 +35,7 @@ pub(super) enum Base {
     Transport,
 }
 
-/// List of expressions under construction.
+/// Expression list under construction.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Expressions(pub(super) Attributes);
 
@@ -54,7 +54,7 @@ impl Expressions {
         });
     }
 
-    /// Loads bytes of the packet.
+    /// Loads packet bytes.
     pub(super) fn load_payload(&mut self, base: Base, offset: u32, length: u32, slot: u32) {
         self.push("payload", |data| {
             data.be32(1, FIRST_SLOT + slot).be32(2, base as u32).be32(3, offset).be32(4, length);
@@ -97,7 +97,7 @@ impl Expressions {
         });
     }
 
-    /// Ends the rule unless the comparison of the slot is true.
+    /// Ends the rule unless the comparison with the slot is true.
     pub(super) fn compare(&mut self, slot: u32, comparison: Comparison, value: &[u8]) {
         self.push("cmp", |data| {
             data.be32(1, FIRST_SLOT + slot).be32(2, comparison as u32).nested(3, |inner| {
@@ -106,28 +106,28 @@ impl Expressions {
         });
     }
 
-    /// Ends the rule unless the key at slot 0 is in the set (or is not).
+    /// Ends the rule unless the key in slot 0 is in the set (or is not).
     pub(super) fn look_up(&mut self, set: &str, comparison: Comparison) {
         self.push("lookup", |data| {
             data.text(1, set).be32(2, FIRST_SLOT).be32(5, comparison as u32);
         });
     }
 
-    /// Replaces the key at slot 0 by its value in the map; ends the rule if there is none.
+    /// Replaces the key in slot 0 with the value that the map has for it; ends the rule if there is none.
     pub(super) fn map(&mut self, map: &str) {
         self.push("lookup", |data| {
             data.text(1, map).be32(2, FIRST_SLOT).be32(3, FIRST_SLOT);
         });
     }
 
-    /// Executes the verdict of the key at slot 0 in the verdict map.
+    /// Executes the verdict that the verdict map has for the key in slot 0.
     pub(super) fn map_to_verdict(&mut self, map: &str) {
         self.push("lookup", |data| {
             data.text(1, map).be32(2, FIRST_SLOT).be32(3, VERDICT_REGISTER);
         });
     }
 
-    /// Adds a match of iptables: an extension of this name and revision, with its parameters.
+    /// Adds an iptables match: an extension with this name, revision and parameters.
     pub(super) fn extension(&mut self, name: &str, revision: u32, information: &[u8]) {
         self.push("match", |data| {
             data.text(1, name).be32(2, revision).bytes(3, information);
@@ -147,14 +147,14 @@ impl Expressions {
         });
     }
 
-    /// Adds `notrack`, an expression without parameters.
+    /// Adds `notrack`, which has no parameters.
     pub(super) fn untrack(&mut self) {
         self.0.nested(LIST_ITEM, |item| {
             item.text(NAME, "notrack");
         });
     }
 
-    /// Adds `masquerade`, with `NF_NAT_RANGE_…` flags.
+    /// Adds `masquerade` with `NF_NAT_RANGE_…` flags.
     pub(super) fn masquerade(&mut self, flags: u32) {
         self.push("masq", |data| {
             if flags != 0 {
@@ -163,7 +163,7 @@ impl Expressions {
         });
     }
 
-    /// Adds `snat` (0) or `dnat` (1) to the address, and optionally the port, in these slots.
+    /// Adds `snat` (0) or `dnat` (1) to the address in a slot, and optionally to the port in another.
     pub(super) fn translate(&mut self, direction: u32, family: u8, address: u32, port: Option<u32>) {
         self.push("nat", |data| {
             data.be32(1, direction).be32(2, u32::from(family)).be32(3, FIRST_SLOT + address);

@@ -1,4 +1,4 @@
-//! Listing of rules and elements, which identifies those of weft by their comments.
+//! Lists rules and elements; their comments tell which ones belong to weft.
 
 use super::comment;
 use super::set::{Data, Element, ListedElement};
@@ -50,7 +50,7 @@ const EXPRESSION_DATA: u16 = 2;
 const COUNTER_BYTES: u16 = 1;
 const COUNTER_PACKETS: u16 = 2;
 
-/// Packets that a rule with a counter has seen.
+/// Traffic that a rule with a counter has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Number of packets.
@@ -62,29 +62,29 @@ pub struct Counted {
 /// Existing rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedRule {
-    /// Handle for [`super::Batch::delete_rule`]; never used twice in a table.
+    /// Handle for [`super::Batch::delete_rule`]; a table never uses one twice.
     pub handle: u64,
     /// Comment; empty if there is none.
     pub comment: String,
-    /// Value of its counter; `None` if it has none.
+    /// Counter value; `None` if the rule has no counter.
     pub counted: Option<Counted>,
 }
 
-/// Base chain of type filter.
+/// Base chain with type `filter`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedChain {
-    /// Name of its table.
+    /// Table name.
     pub table: String,
-    /// Name.
+    /// Chain name.
     pub name: String,
-    /// Whether its policy is drop.
+    /// Whether its policy is `drop`.
     pub drops: bool,
 }
 
 // === impl Counted ===
 
 impl Counted {
-    /// Reads the first counter among the expressions of a rule.
+    /// Reads the first counter among a rule's expressions.
     fn read(expressions: &[u8]) -> Option<Counted> {
         let is_counter = |item: &[u8]| {
             find(item, EXPRESSION_NAME).map(crate::attributes::text).as_deref() == Some("counter")
@@ -118,7 +118,7 @@ impl BaseChain {
 // === impl Nft ===
 
 impl Nft {
-    /// Returns the names of the tables of a family. `nft list tables inet`
+    /// Lists the table names in a family. `nft list tables inet`
     pub fn tables(&mut self, family: Family) -> Result<Vec<String>, Error> {
         let request = Message {
             kind: kind(GET_TABLE),
@@ -131,7 +131,7 @@ impl Nft {
         Ok(own.filter_map(|answer| answer.attributes.find(TABLE_NAME)).map(crate::attributes::text).collect())
     }
 
-    /// Returns the tables of all families. `nft list tables`
+    /// Lists the tables in all families. `nft list tables`
     pub fn all_tables(&mut self) -> Result<Vec<(Family, String)>, Error> {
         let request =
             Message { kind: kind(GET_TABLE), family: 0, resource: 0, attributes: Attributes::new() };
@@ -143,7 +143,7 @@ impl Nft {
         Ok(answers.iter().filter_map(table).collect())
     }
 
-    /// Whether a table exists and is dormant: its chains see no packet. `nft list table inet weft`
+    /// Whether a table exists and is dormant, so that its chains see no packet. `nft list table inet weft`
     pub fn is_dormant(&mut self, table: Table<'_>) -> Result<bool, Error> {
         let mut attributes = Attributes::new();
         attributes.text(TABLE_NAME, table.name);
@@ -160,7 +160,7 @@ impl Nft {
         Ok(flags.is_some_and(|flags| u32::from_be_bytes(flags) & DORMANT != 0))
     }
 
-    /// Returns the names of the chains of a table, base chains included. `nft list chains ip`
+    /// Lists the chain names in a table, including base chains. `nft list chains ip`
     pub fn chains(&mut self, table: Table<'_>) -> Result<Vec<String>, Error> {
         let answers = self.dump(table, GET_CHAIN, Attributes::new(), || format!("list chains {table}"))?;
         let text = |answer: &Message, kind| answer.attributes.find(kind).map(crate::attributes::text);
@@ -170,7 +170,7 @@ impl Nft {
         Ok(own.filter_map(|answer| text(answer, CHAIN_NAME)).collect())
     }
 
-    /// Returns the base chains of type filter of a family at this hook. `nft list chains ip`
+    /// Lists a family's base chains that have type filter and this hook. `nft list chains ip`
     pub fn filters(&mut self, family: Family, hook: Hook) -> Result<Vec<ListedChain>, Error> {
         let request = Message {
             kind: kind(GET_CHAIN),
@@ -210,8 +210,8 @@ impl Nft {
         }
     }
 
-    /// Returns a base chain; `None` if there is none with this name, or one of a hook or type that weft does not use.
-    /// `nft list chain inet weft postrouting`
+    /// Returns a base chain; `None` if there is none with this name, or if weft does not use its hook or type. `nft
+    /// list chain inet weft postrouting`
     pub fn base_chain(&mut self, table: Table<'_>, chain: &str) -> Result<Option<BaseChain>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(CHAIN_TABLE, table.name).text(CHAIN_NAME, chain);
@@ -226,9 +226,9 @@ impl Nft {
         }
     }
 
-    /// Returns the rules of a chain, in order. `nft -a list chain inet weft web`
+    /// Lists a chain's rules, in order. `nft -a list chain inet weft web`
     ///
-    /// There are none if the chain or its table does not exist.
+    /// The list is empty if the chain or its table does not exist.
     pub fn rules(&mut self, table: Table<'_>, chain: &str) -> Result<Vec<ListedRule>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
@@ -249,7 +249,7 @@ impl Nft {
         Ok(answers.into_iter().filter_map(rule).collect())
     }
 
-    /// Returns the names of the sets and maps of a table. `nft list sets table inet weft`
+    /// Lists the names of sets and maps in a table. `nft list sets table inet weft`
     pub fn sets(&mut self, table: Table<'_>) -> Result<Vec<String>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(SET_TABLE, table.name);
@@ -259,7 +259,7 @@ impl Nft {
         Ok(own.filter_map(|answer| text(answer, SET_NAME)).collect())
     }
 
-    /// Returns the elements of a set or map, in any order. `nft list set inet weft masq4`
+    /// Lists the elements in a set or map, in any order. `nft list set inet weft masq4`
     ///
     /// # Errors
     /// [`crate::Kind::Absent`]: the set or its table does not exist.
@@ -276,7 +276,7 @@ impl Nft {
         Ok(elements)
     }
 
-    /// Returns the element with this key, in constant time. `nft get element inet weft masq4 '{ 10.1.0.5 }'`
+    /// Finds the element with this key, in constant time. `nft get element inet weft masq4 '{ 10.1.0.5 }'`
     ///
     /// `None` if the element, the set or the table does not exist.
     pub fn element(

@@ -1,6 +1,6 @@
-//! Rule: conditions, and statements for the packets that meet all of them.
+//! Rule: conditions, and statements for packets that meet all of them.
 //!
-//! A rule is built in the order of nft(8):
+//! A rule is built in the same order as in nft(8):
 //! ```
 //! # use linux::nft::{Family, Is, Table};
 //! # const WEFT: Table<'_> = Table::new(Family::Inet, "weft");
@@ -9,7 +9,7 @@
 //! let rule = WEFT.rule().source(Is::In, net).destination(Is::NotIn, net).count().masquerade().comment("network web");
 //! # Ok::<(), ipnet::AddrParseError>(())
 //! ```
-//! A condition on an address restricts the rule to packets of that family.
+//! A condition on an address restricts the rule to that address family.
 //!
 //! Source: nft(8); nft `src/payload.c` for the conditions that nft adds itself.
 
@@ -68,7 +68,7 @@ pub enum Is {
     NotIn,
 }
 
-/// Transport protocol with ports.
+/// Transport protocol that has ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// TCP.
@@ -79,23 +79,23 @@ pub enum Protocol {
     Sctp,
 }
 
-/// State of a connection in connection tracking.
+/// Connection state in conntrack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Packets in both directions were seen.
+    /// Packets have been seen in both directions.
     Established,
-    /// It belongs to another connection, like an ICMP error.
+    /// The packet belongs to another connection, for example an ICMP error.
     Related,
-    /// The first packet.
+    /// The packet is the first one.
     New,
-    /// It belongs to no connection.
+    /// The packet belongs to no connection.
     Invalid,
 }
 
-/// Field of a packet, or of its metadata.
+/// Field in a packet, or in its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// `iif`: index of the link, which must exist when the rule is added; it matches the link under any name.
+    /// `iif`: link index. The link must exist when the rule is added; the rule matches it under any name.
     IndexIn,
     /// `oif`
     IndexOut,
@@ -119,13 +119,13 @@ pub enum Selector {
     Transport,
     /// `th sport`; the rule must also match the protocol, or look it up together with the port.
     SourcePort,
-    /// `th dport`; like `SourcePort`.
+    /// `th dport`; the same applies as for `SourcePort`.
     DestinationPort,
     /// `meta mark`
     Mark,
 }
 
-/// Type of the values in a map for address translation.
+/// Value type in a map for address translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
     /// `ipv4_addr`
@@ -145,7 +145,7 @@ pub struct Rule {
     family: Family,
     expressions: Expressions,
     comment: String,
-    /// Address family that earlier conditions have established: [`Rule::require_family`].
+    /// Address family that earlier conditions have already required: [`Rule::require_family`].
     address_family: Option<AddressFamily>,
     is_ether: bool,
 }
@@ -164,7 +164,7 @@ impl Rule {
         Rule { family, expressions, comment: String::new(), address_family: None, is_ether: false }
     }
 
-    /// `comment "…"`, which `nft list` prints and [`super::Nft::rules`] returns; at most 128 bytes, quotes and control
+    /// `comment "…"`, which `nft list` prints and [`super::Nft::rules`] returns. At most 128 bytes; quotes and control
     /// characters become `_`.
     pub fn comment(mut self, comment: impl Into<String>) -> Rule {
         self.comment = comment.into();
@@ -183,12 +183,12 @@ impl Rule {
         self.field(Selector::LinkOut, is, &Data::link(name))
     }
 
-    /// `iif 7`, by the link's index: cheaper than by name, and no longer matches after the link is removed
+    /// `iif 7`, by link index: cheaper than by name, but no longer matches once the link is removed
     pub fn index_in(self, is: Is, index: u32) -> Rule {
         self.field(Selector::IndexIn, is, &Data::number(index))
     }
 
-    /// `oif 7`, by the link's index
+    /// `oif 7`, by link index
     pub fn index_out(self, is: Is, index: u32) -> Rule {
         self.field(Selector::IndexOut, is, &Data::number(index))
     }
@@ -209,7 +209,7 @@ impl Rule {
         }
     }
 
-    /// `meta nfproto ipv4`: no other condition.
+    /// `meta nfproto ipv4`, without any other condition.
     pub fn ip4(mut self) -> Rule {
         self.require_family(AddressFamily::Ip4);
         self
@@ -271,7 +271,7 @@ impl Rule {
         rule
     }
 
-    /// `fib daddr type local`: the packet is for an address of this host; or `!= local`
+    /// `fib daddr type local`: the packet is for one of this host's addresses; or `!= local`
     pub fn destination_is_local(mut self, is: Is) -> Rule {
         self.expressions.load_destination_type(0);
         self.expressions.compare(0, is.comparison(), &ADDRESS_LOCAL.to_ne_bytes());
@@ -285,7 +285,7 @@ impl Rule {
         self.any_bit(mask)
     }
 
-    /// `ct status dnat`: the destination of the connection was translated
+    /// `ct status dnat`: the connection's destination was translated
     pub fn was_destination_translated(mut self) -> Rule {
         self.expressions.load_connection(CONNECTION_STATUS, 0);
         self.any_bit(STATUS_DESTINATION_NAT)
@@ -301,8 +301,8 @@ impl Rule {
         self
     }
 
-    /// `-m mark --mark 0x2000/0x2000`: [`Rule::mark`] in the form of every iptables version, for a chain of iptables. Versions
-    /// before 1.8.8 would show a condition they do not know as none.
+    /// `-m mark --mark 0x2000/0x2000`: like [`Rule::mark`], but in a form that every iptables version can show, for
+    /// iptables chains. Versions before 1.8.8 show a condition that they do not know as no condition at all.
     ///
     /// Source: kernel `include/uapi/linux/netfilter/xt_mark.h`, `struct xt_mark_mtinfo1`.
     pub fn mark_for_iptables(mut self, value: u32, mask: u32) -> Rule {
@@ -313,7 +313,7 @@ impl Rule {
         self
     }
 
-    /// `ip saddr @masq4`, or `ip daddr . th dport != @open`: the fields in the order of the set's key.
+    /// `ip saddr @masq4`, or `ip daddr . th dport != @open`: the fields in the same order as in the set's key.
     ///
     /// An address among the fields restricts the rule to its family.
     pub fn look_up(mut self, fields: &[Selector], is: Is, set: &str) -> Rule {
@@ -324,7 +324,7 @@ impl Rule {
 
     // --- statements ---
 
-    /// `ip saddr vmap @pods`: the verdict of the map for these fields, if there is one.
+    /// `ip saddr vmap @pods`: the verdict that the map has for these fields, if any.
     pub fn verdict_of(mut self, fields: &[Selector], map: &str) -> Rule {
         self.load(fields);
         self.expressions.map_to_verdict(map);
@@ -337,7 +337,7 @@ impl Rule {
         self
     }
 
-    /// `meta mark set mark | 0x2000`: sets the bits of `mask` to those of `value`
+    /// `meta mark set mark | 0x2000`: sets the bits in `mask` to those in `value`
     pub fn set_mark(mut self, value: u32, mask: u32) -> Rule {
         self.expressions.load_meta(META_MARK, 0);
         self.expressions.bitwise(0, &(!mask).to_ne_bytes(), &(value & mask).to_ne_bytes());
@@ -345,7 +345,8 @@ impl Rule {
         self
     }
 
-    /// `notrack`: the packet belongs to no connection. Only before connection tracking, with [`super::priority::RAW`].
+    /// `notrack`: the packet belongs to no connection. Only works before connection tracking, with
+    /// [`super::priority::RAW`].
     pub fn untrack(mut self) -> Rule {
         self.expressions.untrack();
         self
@@ -388,8 +389,8 @@ impl Rule {
         self
     }
 
-    /// `dnat ip to tcp dport map @ports`: the address that the map has for these fields. If it has none, evaluation continues
-    /// with the next rule.
+    /// `dnat ip to tcp dport map @ports`: the address that the map has for these fields. If there is none, evaluation
+    /// continues with the next rule.
     pub fn destination_nat_of(mut self, fields: &[Selector], map: &str, mapping: Mapping) -> Rule {
         self.load(fields);
         self.expressions.map(map);
@@ -437,7 +438,7 @@ impl Rule {
         self
     }
 
-    /// Ends the rule unless one of these bits, in the byte order of this machine, is set at slot 0.
+    /// Ends the rule unless one of these bits is set in slot 0, in this machine's byte order.
     fn any_bit(mut self, mask: u32) -> Rule {
         self.expressions.bitwise(0, &mask.to_ne_bytes(), &[0; 4]);
         self.expressions.compare(0, Comparison::NotEqual, &[0; 4]);
@@ -473,7 +474,7 @@ impl Rule {
         (family.number(), port)
     }
 
-    /// `meta nfproto ipv4`, if the table does not imply it. On a bridge it is in the Ethernet header.
+    /// `meta nfproto ipv4`, unless the table implies it. On a bridge it is in the Ethernet header.
     fn require_family(&mut self, wanted: AddressFamily) {
         let (protocol, ethernet) = match wanted {
             AddressFamily::Ip4 => (Family::Ip, 0x0800_u16),
@@ -504,7 +505,7 @@ impl Rule {
     }
 }
 
-/// Returns the number of slots of a field.
+/// Returns how many slots a field takes.
 fn slots(kind: Type) -> u32 {
     kind.padded() as u32 / 4
 }
@@ -525,7 +526,7 @@ impl Selector {
         }
     }
 
-    /// Loads a field; offsets are those of the Ethernet, IPv4, IPv6 and transport headers.
+    /// Loads a field; offsets are those in the Ethernet, IPv4, IPv6 and transport headers.
     fn load(self, expressions: &mut Expressions, slot: u32) {
         let length = self.kind().length() as u32;
         let mut payload = |base, offset| expressions.load_payload(base, offset, length, slot);
@@ -560,7 +561,7 @@ impl Is {
 }
 
 impl Protocol {
-    /// Returns the protocol's number in an IP header.
+    /// Returns the protocol number in an IP header.
     #[must_use]
     pub fn number(self) -> u8 {
         match self {

@@ -1,7 +1,7 @@
-//! Sets and maps, in which a rule looks a key up in one step, independent of their size.
+//! Sets and maps, in which a rule looks up a key in one step, however many elements there are.
 //!
-//! The cost of adding or removing an element does not depend on the number of elements, and no rule changes. So everything
-//! that is added and removed with a pod belongs in a set.
+//! Adding or removing an element takes the same time for any number of elements, and no rule changes. Everything that
+//! is added and removed with a pod should therefore be in a set.
 //!
 //! A concatenation consists of several fields, each padded to four bytes: `ipv4_addr . inet_service`.
 //!
@@ -26,16 +26,16 @@ const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 
-/// `NFT_DATA_VERDICT`: the data type of a verdict map.
+/// `NFT_DATA_VERDICT`: the data type in a verdict map.
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 
-/// Bits of one type in the number of a concatenation; nft `TYPE_BITS`.
+/// Bits that each type takes in the type number of a concatenation; nft `TYPE_BITS`.
 const TYPE_BITS: u32 = 6;
 
-/// Size of a register, to which each field of a concatenation is padded, in bytes.
+/// Register size in bytes, to which each field in a concatenation is padded.
 const REGISTER: usize = 4;
 
-/// Entries of a set's user data that nft reads: `NFTNL_UDATA_SET_KEYBYTEORDER` and `…_DATABYTEORDER`.
+/// Entries in a set's user data that nft reads: `NFTNL_UDATA_SET_KEYBYTEORDER` and `…_DATABYTEORDER`.
 const KEY_BYTE_ORDER: u8 = 0;
 const DATA_BYTE_ORDER: u8 = 1;
 
@@ -43,10 +43,10 @@ const DATA_BYTE_ORDER: u8 = 1;
 const OF_THIS_MACHINE: u32 = 1;
 const OF_THE_NETWORK: u32 = 2;
 
-/// Approximate maximum size of a message with elements, in bytes: an attribute has at most 64 KiB.
+/// Approximate maximum for a message with elements, in bytes, because an attribute has at most 64 KiB.
 pub(super) const PIECE: usize = 32 * 1024;
 
-/// Type of a field.
+/// Field type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     /// `ipv4_addr`, 4 bytes.
@@ -55,15 +55,15 @@ pub enum Type {
     Ipv6,
     /// `ether_addr`, 6 bytes.
     Ether,
-    /// `inet_proto`: the number of a transport protocol, 1 byte.
+    /// `inet_proto`: a transport protocol number, 1 byte.
     Protocol,
     /// `inet_service`: a port in network byte order, 2 bytes.
     Port,
-    /// `mark`: 4 bytes in the byte order of this machine.
+    /// `mark`: 4 bytes in this machine's byte order.
     Mark,
-    /// `iface_index`: 4 bytes in the byte order of this machine.
+    /// `iface_index`: 4 bytes in this machine's byte order.
     LinkIndex,
-    /// `ifname`: the name of a link, 16 bytes.
+    /// `ifname`: a link name, 16 bytes.
     Link,
 }
 
@@ -77,16 +77,16 @@ pub struct Set<'a> {
     pub(super) intervals: bool,
 }
 
-/// Values of a map.
+/// Values in a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mapped<'a> {
-    /// None: a set.
+    /// None: this is a set.
     Nothing,
     Verdicts,
     Values(&'a [Type]),
 }
 
-/// Element of a set or map.
+/// Element in a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     key: Data,
@@ -95,25 +95,25 @@ pub struct Element {
     comment: String,
 }
 
-/// Form of an element in a set of ranges.
+/// Form that an element takes in a set of ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
-    /// A single key, or the first key of a range that the next element ends.
+    /// A single key, or the first key in a range that the next element ends.
     Open,
-    /// The first key after a range, in a set of one field.
+    /// The first key after a range, in a set with one field.
     AfterRange,
-    /// Last keys of the ranges, in a set of several fields.
+    /// Last keys of the ranges, in a set with several fields.
     Last(Data),
 }
 
-/// An element that is there.
+/// Existing element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedElement {
-    /// The key, as [`Element::new`] takes it.
+    /// Key, in the form that [`Element::new`] takes.
     pub key: Data,
     /// Value in a map; empty in a set and in a verdict map.
     pub value: Data,
-    /// Empty if it has none.
+    /// Comment; empty if there is none.
     pub comment: String,
     /// Verdict in a verdict map.
     pub verdict: Option<Verdict>,
@@ -141,14 +141,14 @@ pub enum Verdict {
     Goto(String),
 }
 
-/// Bytes of one field, or of several fields, each padded to four bytes.
+/// Encoded value: one field, or several fields that are each padded to four bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Data(Vec<u8>);
 
 // === impl Type ===
 
 impl Type {
-    /// Returns the number in nft's list of types.
+    /// Returns nft's type number.
     fn number(self) -> u32 {
         match self {
             Type::Ipv4 => 7,
@@ -162,7 +162,7 @@ impl Type {
         }
     }
 
-    /// Returns the length in bytes.
+    /// Returns the field length in bytes.
     #[must_use]
     pub fn length(self) -> usize {
         match self {
@@ -174,7 +174,7 @@ impl Type {
         }
     }
 
-    /// Returns the byte order in which nft shows the field; names count as numbers there.
+    /// Returns the byte order in which nft shows the field; it treats names as numbers.
     fn byte_order(self) -> u32 {
         match self {
             Type::Mark | Type::LinkIndex | Type::Link => OF_THIS_MACHINE,
@@ -182,13 +182,13 @@ impl Type {
         }
     }
 
-    /// Returns the length in a register, in bytes.
+    /// Returns the length that the field takes in registers, in bytes.
     pub(super) fn padded(self) -> usize {
         self.length().next_multiple_of(REGISTER)
     }
 }
 
-/// Returns the type number and length of a field or a concatenation.
+/// Returns type number and length for a field or a concatenation.
 pub(super) fn number_and_length(types: &[Type]) -> (u32, u32) {
     let number = types.iter().fold(0, |number, kind| number << TYPE_BITS | kind.number());
     let length = match types {
@@ -201,24 +201,24 @@ pub(super) fn number_and_length(types: &[Type]) -> (u32, u32) {
 // === impl Set ===
 
 impl<'a> Set<'a> {
-    /// Returns a set of keys: `set NAME { type ipv4_addr . inet_service; }`
+    /// Describes a set of keys: `set NAME { type ipv4_addr . inet_service; }`
     #[must_use]
     pub fn of(name: &'a str, key: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Nothing, intervals: false }
     }
 
-    /// Returns a set of ranges of keys: `set NAME { type ipv4_addr; flags interval; }`
+    /// Describes a set of key ranges: `set NAME { type ipv4_addr; flags interval; }`
     ///
-    /// Its elements are those of [`Element::range`] for one field, and [`Element::to`] for several fields. Ranges must not
-    /// overlap. A set of several fields requires kernel 5.6.
+    /// Elements come from [`Element::range`] for one field, and from [`Element::to`] for several fields. Ranges must
+    /// not overlap. A set with several fields requires kernel 5.6.
     #[must_use]
     pub fn of_ranges(name: &'a str, key: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Nothing, intervals: true }
     }
 
-    /// Returns the user data with which nft prints a set: without it, names of links are shown as `""`.
+    /// Returns the user data that nft needs to print a set: without it, link names are shown as `""`.
     ///
-    /// A concatenation has no byte order; each of its fields has one.
+    /// A concatenation has no byte order, but each of its fields has one.
     pub(super) fn user_data(&self) -> Vec<u8> {
         let Set { name: _, key, data, intervals: _ } = self;
         let values = match data {
@@ -236,13 +236,13 @@ impl<'a> Set<'a> {
         bytes
     }
 
-    /// Returns a map from keys to verdicts: `map NAME { type ipv4_addr : verdict; }`
+    /// Describes a map from keys to verdicts: `map NAME { type ipv4_addr : verdict; }`
     #[must_use]
     pub fn to_verdicts(name: &'a str, key: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Verdicts, intervals: false }
     }
 
-    /// Returns a map from keys to values: `map NAME { type inet_service : ipv4_addr . inet_service; }`
+    /// Describes a map from keys to values: `map NAME { type inet_service : ipv4_addr . inet_service; }`
     #[must_use]
     pub fn to_values(name: &'a str, key: &'a [Type], data: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Values(data), intervals: false }
@@ -250,17 +250,17 @@ impl<'a> Set<'a> {
 }
 
 impl<'a> Set<'a> {
-    /// Name of the set.
+    /// Returns the set name.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// Types of the fields of a key.
+    /// Returns the key's field types.
     pub fn key(&self) -> &'a [Type] {
         self.key
     }
 
-    /// Returns a set with another name and key, and with the same values.
+    /// Returns the same set with another name and key.
     #[must_use]
     pub fn with_key<'b>(&self, name: &'b str, key: &'b [Type]) -> Set<'b>
     where
@@ -271,7 +271,7 @@ impl<'a> Set<'a> {
 }
 
 impl Mapped<'_> {
-    /// Returns the type number and length of the data.
+    /// Returns type number and length for the data.
     pub(super) fn number_and_length(self) -> Option<(u32, u32)> {
         match self {
             Mapped::Nothing => None,
@@ -284,12 +284,12 @@ impl Mapped<'_> {
 // === impl Element ===
 
 impl Element {
-    /// Returns an element of a set.
+    /// Builds a set element.
     pub fn new(key: impl Into<Data>) -> Element {
         Element { key: key.into(), end: End::Open, target: Target::Nothing, comment: String::new() }
     }
 
-    /// Returns the elements of a range of addresses: `10.0.0.1-10.0.0.9`
+    /// Builds the elements for an address range: `10.0.0.1-10.0.0.9`
     pub fn range(first: IpAddr, last: IpAddr) -> Vec<Element> {
         let after = match last {
             IpAddr::V4(last) => u32::from(last).checked_add(1).map(|next| Data::from(Ipv4Addr::from(next))),
@@ -306,14 +306,14 @@ impl Element {
         self
     }
 
-    /// Makes it an entry of a verdict map: `KEY : VERDICT`
+    /// Turns the element into a verdict map entry: `KEY : VERDICT`
     #[must_use]
     pub fn verdict(mut self, verdict: Verdict) -> Element {
         self.target = Target::Verdict(verdict);
         self
     }
 
-    /// Makes it an entry of a map: `KEY : VALUE`
+    /// Turns the element into a map entry: `KEY : VALUE`
     #[must_use]
     pub fn value(mut self, value: impl Into<Data>) -> Element {
         self.target = Target::Value(value.into());
@@ -327,7 +327,7 @@ impl Element {
         self
     }
 
-    /// Returns the element as a listing shows it.
+    /// Returns the element in the form in which a list shows it.
     #[must_use]
     pub fn listed(&self) -> ListedElement {
         let Element { key, end: _, target, comment } = self;
@@ -414,7 +414,7 @@ impl Verdict {
 // === impl ListedElement ===
 
 impl ListedElement {
-    /// Returns an element with another key, and with the same value or verdict and the same comment.
+    /// Builds an element with another key, but with the same value or verdict and the same comment.
     pub fn at(&self, key: Data) -> Element {
         let ListedElement { key: _, value, comment, verdict } = self;
         let element = Element::new(key).comment(comment.as_str());
@@ -429,7 +429,7 @@ impl ListedElement {
 // === impl Data ===
 
 impl Data {
-    /// Appends another field, for the key of a concatenation.
+    /// Appends another field, for a concatenated key.
     #[must_use]
     pub fn and(mut self, next: impl Into<Data>) -> Data {
         self.0.resize(self.0.len().next_multiple_of(REGISTER), 0);
@@ -438,34 +438,34 @@ impl Data {
         self
     }
 
-    /// Returns the fields of a concatenation without its last one, whose type is `last`.
+    /// Returns a concatenation without its last field, which has the type `last`.
     #[must_use]
     pub fn without(&self, last: Type) -> Data {
         Data(self.0[..self.0.len().saturating_sub(last.padded())].to_vec())
     }
 
-    /// Returns the name of a link.
+    /// Encodes a link name.
     #[must_use]
     pub fn link(name: &str) -> Data {
         let mut bytes = name.as_bytes().to_vec();
-        // A name that is too long belongs to no link, and neither does its prefix, because names have at most 15 bytes.
+        // A name that is too long belongs to no link. Neither does its prefix, because names have at most 15 bytes.
         bytes.resize(Type::Link.length(), 0);
         Data(bytes)
     }
 
-    /// Returns the number of a transport protocol.
+    /// Encodes a transport protocol number.
     #[must_use]
     pub fn protocol(number: u8) -> Data {
         Data(vec![number])
     }
 
-    /// Returns a mark or the index of a link, in the byte order of this machine.
+    /// Encodes a mark or a link index, in this machine's byte order.
     #[must_use]
     pub fn number(number: u32) -> Data {
         Data(number.to_ne_bytes().to_vec())
     }
 
-    /// Returns a key as a listing shows its bytes.
+    /// Wraps key bytes from a list.
     #[must_use]
     pub fn of_bytes(bytes: Vec<u8>) -> Data {
         Data(bytes)
@@ -488,7 +488,7 @@ impl From<[u8; 4]> for Data {
     }
 }
 
-/// A hardware address.
+/// A MAC address.
 impl From<[u8; 6]> for Data {
     fn from(bytes: [u8; 6]) -> Data {
         Data(bytes.to_vec())
@@ -516,7 +516,7 @@ impl From<IpAddr> for Data {
     }
 }
 
-/// A port.
+/// A port in network byte order.
 impl From<u16> for Data {
     fn from(port: u16) -> Data {
         Data(port.to_be_bytes().to_vec())

@@ -1,4 +1,4 @@
-//! Lookup of the route that the kernel takes to an address, with its rules.
+//! Looks up which route the kernel would take to an address, following its policy rules.
 //!
 //! Source: rtnetlink(7) RTM_GETROUTE without NLM_F_DUMP; ip-route(8), `ip route get`.
 
@@ -18,23 +18,24 @@ const SOURCE: u16 = 2;
 /// `RTN_LOCAL`
 const LOCAL: u8 = 2;
 
-/// Route to one address.
+/// Route that the kernel would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundRoute {
-    /// Index of the link by which packets leave.
+    /// Index of the link through which packets leave.
     pub link: u32,
     /// Next hop; `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
-    /// MTU of the route, if it has its own.
+    /// MTU for this route, if it has its own.
     pub mtu: Option<u32>,
-    /// Number of the routing table.
+    /// Routing table number.
     pub table: u32,
     /// Whether the address belongs to this namespace itself.
     pub is_local: bool,
 }
 
 impl Rtnl {
-    /// Returns the route to an address from a source address; `None` if there is none. `ip route get ADDRESS from SOURCE`
+    /// Looks up the route to an address from a source address; `None` if there is none. `ip route get ADDRESS from
+    /// SOURCE`
     pub fn find_route(&mut self, address: IpAddr, from: IpAddr) -> Result<Option<FoundRoute>, Error> {
         let length = |address| IpNet::from(address).prefix_len();
         let fields =

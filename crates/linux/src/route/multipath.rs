@@ -1,7 +1,8 @@
-//! Routes of one destination with several next hops.
+//! Routes to one destination with several next hops.
 //!
-//! The kernel merges IPv6 routes of the same destination and metric into one multipath route. Of two IPv4 routes it uses
-//! only one, and a route that replaces another one removes its other next hops. So such routes are sent as one.
+//! The kernel merges IPv6 routes with the same destination and metric into one multipath route. With two such IPv4
+//! routes it uses only one, and a route that replaces another removes its remaining next hops. Such routes are
+//! therefore sent as one.
 //!
 //! Source: rtnetlink(7) RTA_MULTIPATH; ip-route(8) "nexthop".
 
@@ -10,14 +11,14 @@ use std::collections::{HashMap, HashSet};
 use super::{GATEWAY, HOP, ONLINK, Route};
 use crate::attributes::Attributes;
 
-/// Metric of an IPv6 route without one.
+/// Metric that an IPv6 route gets by default.
 const METRIC_V6: u32 = 1024;
 
-/// Maximum number of next hops of a route: an attribute has at most 64 KiB.
+/// Maximum number of next hops per route, because an attribute has at most 64 KiB.
 const HOPS_MAX: usize = 1024;
 
-/// Returns the routes in groups that are one route for the kernel: equal except for gateway and link. A route that repeats
-/// another one, with the same next hop, is left out. A route without a gateway is a group of its own.
+/// Groups routes that are one route for the kernel, because they differ only in gateway and link. A route that repeats
+/// another one, with the same next hop, is left out. A route without a gateway forms its own group.
 pub(crate) fn groups(routes: &[Route]) -> Vec<Vec<Route>> {
     let mut groups: Vec<Vec<Route>> = Vec::new();
     let (mut known, mut open) = (HashSet::new(), HashMap::new());
@@ -47,7 +48,7 @@ fn metric(route: &Route) -> u32 {
     route.priority.filter(|priority| *priority != 0).unwrap_or(default)
 }
 
-/// Returns the next hops in the form of `RTA_MULTIPATH`: `struct rtnexthop`, each followed by its gateway.
+/// Encodes the next hops for `RTA_MULTIPATH`: `struct rtnexthop`, each followed by its gateway.
 pub(super) fn hops(routes: &[Route]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for route in routes {
@@ -66,7 +67,7 @@ pub(super) fn hops(routes: &[Route]) -> Vec<u8> {
     bytes
 }
 
-/// Text of all next hops, for errors: `10.0.0.0/8 via 10.1.0.1, 10.1.0.2`.
+/// Formats all next hops for errors: `10.0.0.0/8 via 10.1.0.1, 10.1.0.2`.
 pub(super) fn describe(group: &[Route]) -> String {
     let Some((first, others)) = group.split_first() else { return String::new() };
     let others = others.iter().filter_map(|route| route.gateway);

@@ -9,7 +9,7 @@ use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkSerializa
 
 use crate::attributes::Attributes;
 
-/// `RTM_NEWLINK`; the four types of a group follow each other: new, delete, get, set.
+/// `RTM_NEWLINK`; each object has four types in sequence: new, delete, get, set.
 pub(crate) const NEW_LINK: u16 = 16;
 /// `RTM_DELLINK`
 pub(crate) const DELETE_LINK: u16 = 17;
@@ -67,7 +67,7 @@ pub(crate) const BRIDGE: u8 = 7;
 /// `AF_INET6`
 pub(crate) const INET6: u8 = 10;
 
-/// Length of the longest fixed part, that of traffic control, in bytes.
+/// Length of the longest fixed part, which is the one for traffic control, in bytes.
 const FIXED_MAX: usize = 20;
 
 /// rtnetlink message.
@@ -78,7 +78,7 @@ pub(crate) struct Message {
     pub(crate) attributes: Attributes,
 }
 
-/// Returns the length of the fixed part of this type, in bytes.
+/// Returns the fixed part's length for a message type, in bytes.
 fn fixed_length(kind: u16) -> usize {
     match kind {
         16..20 | 108..112 => 16,
@@ -90,19 +90,20 @@ fn fixed_length(kind: u16) -> usize {
 }
 
 impl Message {
-    /// Returns a message about a link (`struct ifinfomsg`), or about all links if `index` is 0 and no attribute names one.
+    /// Builds a message about a link (`struct ifinfomsg`), or about all links if `index` is 0 and no attribute names
+    /// one.
     pub(crate) fn link(kind: u16, index: u32) -> Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         message.put(4, &index.to_ne_bytes());
         message
     }
 
-    /// Returns a message about ids of namespaces (`struct rtgenmsg`, padded).
+    /// Builds a message about namespace ids (`struct rtgenmsg`, padded).
     pub(crate) fn netns_id(kind: u16) -> Message {
         Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() }
     }
 
-    /// Returns a message about an address (`struct ifaddrmsg`) of the link with this index.
+    /// Builds a message about an address (`struct ifaddrmsg`) on the link with this index.
     pub(crate) fn address(kind: u16, family: u8, prefix_length: u8, index: u32) -> Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         message.put(0, &[family, prefix_length]);
@@ -110,7 +111,7 @@ impl Message {
         message
     }
 
-    /// Returns a message about neighbours (`struct ndmsg`) of the link with this index.
+    /// Builds a message about neighbours (`struct ndmsg`) on the link with this index.
     pub(crate) fn neighbour(kind: u16, family: u8, index: u32) -> Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         message.put(0, &[family]);
@@ -118,7 +119,8 @@ impl Message {
         message
     }
 
-    /// Returns a message about routes or rules, whose headers have the same twelve bytes (`struct rtmsg`, `struct fib_rule_hdr`).
+    /// Builds a message about routes or rules, whose headers have the same twelve bytes (`struct rtmsg`, `struct
+    /// fib_rule_hdr`).
     pub(crate) fn route(kind: u16, family: u8, fields: RouteFields) -> Message {
         let RouteFields { destination, source, table, protocol, scope, action, flags } = fields;
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
@@ -127,7 +129,7 @@ impl Message {
         message
     }
 
-    /// Returns a message about traffic control (`struct tcmsg`): an object with this handle below `parent` on a link.
+    /// Builds a message about traffic control (`struct tcmsg`): an object with this handle below `parent` on a link.
     pub(crate) fn traffic(kind: u16, index: u32, handle: u32, parent: u32, info: u32) -> Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         for (at, value) in [(4, index), (8, handle), (12, parent), (16, info)] {
@@ -143,7 +145,7 @@ impl Message {
         }
     }
 
-    /// Returns the type.
+    /// Returns the message type.
     pub(crate) fn kind(&self) -> u16 {
         self.kind
     }
@@ -158,27 +160,27 @@ impl Message {
         self.fixed.get(at).copied().unwrap_or_default()
     }
 
-    /// Returns four bytes of the fixed part, in the byte order of this machine.
+    /// Returns four bytes from the fixed part, in this machine's byte order.
     pub(crate) fn word_at(&self, at: usize) -> u32 {
         let word = self.fixed.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
         u32::from_ne_bytes(word.unwrap_or_default())
     }
 }
 
-/// Fields of a route or a rule in the fixed part.
+/// Fields that a route or rule has in the fixed part.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RouteFields {
-    /// Length of the destination's prefix.
+    /// Destination prefix length.
     pub(crate) destination: u8,
-    /// Length of the source's prefix.
+    /// Source prefix length.
     pub(crate) source: u8,
-    /// The table, if its number fits.
+    /// Table, if its number fits.
     pub(crate) table: u8,
-    /// Protocol number of its creator.
+    /// Protocol number, which tells what created the object.
     pub(crate) protocol: u8,
     /// `RT_SCOPE_…`
     pub(crate) scope: u8,
-    /// `RTN_…` of a route, `FR_ACT_…` of a rule.
+    /// `RTN_…` for a route, `FR_ACT_…` for a rule.
     pub(crate) action: u8,
     /// `RTM_F_…`, `RTNH_F_…`
     pub(crate) flags: u32,
@@ -211,7 +213,7 @@ impl NetlinkSerializable for Message {
 impl NetlinkDeserializable for Message {
     type Error = Infallible;
 
-    /// Reads a message; if it is too short for its fixed part, that consists of zeros.
+    /// Reads a message; if it is too short for its fixed part, the fixed part is filled with zeros.
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Message, Infallible> {
         let kind = header.message_type;
         let length = fixed_length(kind);

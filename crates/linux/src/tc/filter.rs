@@ -1,4 +1,4 @@
-//! Filters: redirection of the packets that a link receives, and choice of a class by an address of a packet.
+//! Filters: redirect packets that a link receives, and choose a class by source or destination address.
 //!
 //! Source: tc-u32(8), tc-mirred(8); kernel `include/uapi/linux/pkt_cls.h`, `tc_act/tc_mirred.h`.
 
@@ -38,7 +38,7 @@ const IPV4: u16 = 0x0800;
 /// `ETH_P_IPV6`
 const IPV6: u16 = 0x86dd;
 
-/// Address of a packet to compare.
+/// Packet address to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Source address.
@@ -48,7 +48,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Returns the offset of the address in the header of its family, in bytes.
+    /// Returns where the address is in its family's header, in bytes.
     fn offset(self, address: IpAddr) -> usize {
         match (self, address) {
             (Side::Source, IpAddr::V4(_)) => 12,
@@ -92,7 +92,7 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("redirect {name} to link {to}"))
     }
 
-    /// Returns the links to which received packets are redirected, by index. `tc filter show dev NAME ingress`
+    /// Lists the links to which received packets are redirected, by index. `tc filter show dev NAME ingress`
     pub fn redirections(&mut self, link: u32, name: &str) -> Result<Vec<u32>, Error> {
         Ok(self.filters_of(link, name)?.iter().flat_map(targets).collect())
     }
@@ -109,7 +109,7 @@ impl Rtnl {
         Ok(answers)
     }
 
-    /// Sends packets to or from a subnet through a class of the link's root.
+    /// Sends packets to or from a subnet through a class at the link's root.
     ///
     /// `tc filter add dev NAME parent 1: protocol ip|ipv6 prio 16|15 u32 match ip|ip6 src|dst NET flowid 1:MINOR`
     pub fn choose_class(
@@ -120,7 +120,7 @@ impl Rtnl {
         subnet: IpNet,
         minor: u16,
     ) -> Result<(), Error> {
-        // Filters with one priority have one protocol.
+        // Filters with the same priority must have the same protocol.
         let info = if subnet.addr().is_ipv4() { info(16, IPV4) } else { info(15, IPV6) };
         let mut message = Message::traffic(NEW_FILTER, link, 0, HANDLE, info);
         message.attributes.text(KIND, "u32").nested(OPTIONS, |options| {
@@ -132,16 +132,16 @@ impl Rtnl {
     }
 }
 
-/// Returns priority and protocol of a filter as one number.
+/// Packs a filter's priority and protocol into one number.
 fn info(priority: u32, protocol: u16) -> u32 {
     priority << 16 | u32::from(protocol.to_be())
 }
 
-/// Comparison: mask and value as numbers, and the offset in the header, in bytes.
+/// Comparison: mask, value, and header offset in bytes.
 type Key = (u32, u32, usize);
 
-/// Returns the comparisons that test whether an address is in a subnet, one for each 32 relevant bits. The subnet of all
-/// addresses has one that is always true.
+/// Returns the comparisons that test whether an address is in a subnet, one for each 32 relevant bits. The subnet with
+/// all addresses gets one comparison that is always true.
 fn keys(side: Side, subnet: IpNet) -> Vec<Key> {
     let (mask, network) = match subnet {
         IpNet::V4(net) => (net.netmask().octets().to_vec(), net.network().octets().to_vec()),
@@ -160,7 +160,7 @@ fn keys(side: Side, subnet: IpNet) -> Vec<Key> {
     keys
 }
 
-/// Returns `struct tc_u32_sel` with its keys.
+/// Encodes `struct tc_u32_sel` with its keys.
 fn selector(keys: &[Key]) -> Vec<u8> {
     let mut bytes = vec![0; 16];
     bytes[0] = TERMINAL;

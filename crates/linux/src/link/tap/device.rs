@@ -1,9 +1,10 @@
-//! Device that creates tap interfaces, and the only `unsafe` code of weft: an ioctl takes the address of its argument, and
-//! the compiler cannot check how many bytes the kernel accesses.
+//! Opens the device that creates tap interfaces. This is weft's only `unsafe` code: an ioctl takes the address of an
+//! argument, and the compiler cannot check how many bytes the kernel accesses there.
 //!
-//! - Each request is a constant of `include/uapi/linux/if_tun.h`, with the type that the kernel reads or writes.
-//! - This file contains nothing else.
-//! - A device that is dropped before it is kept removes its interface, so a process that is killed in between leaves none.
+//! - Each request is a constant from `include/uapi/linux/if_tun.h`, with the type that the kernel reads or writes.
+//! - This file must contain nothing else.
+//! - A device that is dropped before it is kept removes its interface, so a process that is killed in between leaves
+//!   none.
 //!
 //! Source: ioctl(2), kernel `drivers/net/tun.c` (`__tun_chr_ioctl`), `include/uapi/linux/if.h` (`struct ifreq`).
 
@@ -16,13 +17,13 @@ use rustix::ioctl::{IntegerSetter, Updater, ioctl};
 
 const PATH: &str = "/dev/net/tun";
 
-/// `TUNSETIFF`, `TUNSETPERSIST`, `TUNSETOWNER`, `TUNSETGROUP`: each is `_IOW('T', …, int)`, whatever its argument is.
+/// `TUNSETIFF`, `TUNSETPERSIST`, `TUNSETOWNER`, `TUNSETGROUP`: each is `_IOW('T', …, int)`, whatever it actually takes.
 const SET_INTERFACE: u32 = 0x4004_54ca;
 const SET_PERSISTENT: u32 = 0x4004_54cb;
 const SET_OWNER: u32 = 0x4004_54cc;
 const SET_GROUP: u32 = 0x4004_54ce;
 
-/// `IFF_TAP`: whole frames; `IFF_NO_PI`: without a header before them; `IFF_TUN_EXCL`: only a new interface.
+/// `IFF_TAP`: whole frames; `IFF_NO_PI`: no extra header before them; `IFF_TUN_EXCL`: fails if the interface exists.
 const NEW_TAP: u16 = 0x0002 | 0x1000 | 0x8000;
 /// `IFF_MULTI_QUEUE`
 const QUEUES: u16 = 0x0100;
@@ -30,7 +31,7 @@ const QUEUES: u16 = 0x0100;
 /// `IFNAMSIZ`, including the terminator.
 const NAME_SIZE: usize = 16;
 
-/// `struct ifreq` with the fields of this request, padded to its full size.
+/// `struct ifreq` with the fields for this request, padded to its full size.
 #[repr(C, align(8))]
 struct InterfaceRequest {
     name: [u8; NAME_SIZE],
@@ -38,14 +39,14 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-/// Tap interface that exists as long as this value, until it is kept.
+/// Tap interface that is removed when this value is dropped, unless it is kept.
 pub(super) struct Device(File);
 
 impl Device {
-    /// Creates an interface in the namespace of the calling thread.
+    /// Creates an interface in the calling thread's namespace.
     ///
     /// # Errors
-    /// No device, no privilege, a name that is in use or too long.
+    /// The device or the privilege is missing, or the name is in use or too long.
     pub(super) fn make(name: &str, multi_queue: bool) -> io::Result<Device> {
         let bytes = name.as_bytes();
         let mut request = InterfaceRequest {
@@ -53,7 +54,7 @@ impl Device {
             flags: NEW_TAP | if multi_queue { QUEUES } else { 0 },
             rest: [0; 22],
         };
-        // The kernel would interpret a «%» as a pattern, and cut a longer name.
+        // The kernel would interpret a «%» as a pattern, and truncate a longer name.
         let room = request.name[..NAME_SIZE - 1].get_mut(..bytes.len()).filter(|_| !bytes.contains(&b'%'));
         room.ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(bytes);
         let file = OpenOptions::new().read(true).write(true).open(PATH)?;
@@ -62,7 +63,7 @@ impl Device {
         Ok(Device(file))
     }
 
-    /// Sets the user and the group that may open it without the privilege.
+    /// Sets the user and the group that may open the interface without the privilege.
     pub(super) fn give(&self, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
         if let Some(owner) = owner {
             // SAFETY: `TUNSETOWNER` takes a number and no address.
