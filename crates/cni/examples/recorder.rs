@@ -1,12 +1,12 @@
-//! Example of a small CNI plugin: it records calls in the file that its configuration names.
+//! Example of a small CNI plugin, which records its calls in a file.
 //!
-//! It works alone or after other plugins, and delegates to IPAM if it is configured:
+//! It works alone or after other plugins, and calls an IPAM plugin if one is configured:
 //!
 //! ```json
 //! {"cniVersion": "1.1.0", "name": "demo", "type": "recorder", "file": "/tmp/calls", "ipam": {"type": "host-local"}}
 //! ```
 //!
-//! The tests of this crate run it as a process.
+//! The tests for this crate run it as a process.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -21,7 +21,7 @@ use cni::plugin::{Plugin, process};
 use cni::result::{Interface, Success};
 use cni::runtime::exec::Exec;
 
-/// Configuration as written.
+/// Configuration as written by the user.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct Conf {

@@ -1,11 +1,11 @@
-//! Addresses and prefixes in the form in which Go plugins read and print them.
+//! Parses and prints addresses and prefixes the way Go plugins do.
 //!
 //! Differences from `FromStr`:
-//! - An IPv4-mapped IPv6 address is the IPv4 address (`::ffff:10.1.2.3/120` is 10.1.2.3/24).
+//! - An IPv4-mapped IPv6 address becomes the IPv4 address (`::ffff:10.1.2.3/120` is 10.1.2.3/24).
 //! - Host bits are kept.
 //! - The empty string means "absent".
 //!
-//! As with `FromStr`, leading zeros in IPv4 are refused.
+//! Leading zeros in IPv4 are rejected, as in `FromStr`.
 //!
 //! Source: Go `net.ParseCIDR`, `net.IP.To4`; requirements trap 2, R5.
 
@@ -13,12 +13,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// Reads an address; an IPv4-mapped one becomes IPv4.
+/// Parses an address; an IPv4-mapped one becomes IPv4.
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// Reads `address/length` and keeps the host bits; an IPv4-mapped address becomes IPv4.
+/// Parses `address/length` and keeps the host bits; an IPv4-mapped address becomes IPv4.
 pub fn parse_cidr(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     if length.is_empty() || !length.bytes().all(|b| b.is_ascii_digit()) {
@@ -37,7 +37,7 @@ pub fn parse_cidr(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Reads an address with or without a prefix length; the default length is that of a single host.
+/// Parses an address with or without prefix length; without one, it stands for a single host.
 pub fn parse_ip_or_cidr(text: &str) -> Option<IpNet> {
     match text.contains('/') {
         true => parse_cidr(text),
@@ -45,7 +45,7 @@ pub fn parse_ip_or_cidr(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Reads a hardware address of a length that Linux uses: 6 (Ethernet), 8 (EUI-64, GUID) or 20 bytes (IPoIB).
+/// Parses a MAC address with one of the lengths that Linux uses: 6 (Ethernet), 8 (EUI-64, GUID) or 20 bytes (IPoIB).
 ///
 /// As in Go's `net.ParseMAC`, pairs of hexadecimal digits are separated by `:` or `-`, or groups of four by `.`.
 pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
@@ -65,7 +65,7 @@ pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
     matches!(bytes.len(), 6 | 8 | 20).then_some(bytes)
 }
 
-/// Prints a hardware address as the kernel does: lower case, separated by `:`.
+/// Formats a MAC address as the kernel does: lower case, separated by `:`.
 pub fn format_mac(bytes: &[u8]) -> String {
     let parts: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
     parts.join(":")

@@ -1,9 +1,10 @@
-//! `CNI_ARGS`: pairs of keys and values, the oldest way to pass parameters to a plugin.
+//! `CNI_ARGS`: key-value pairs, the oldest way to pass parameters to a plugin.
 //!
-//! There are two parsers for two kinds of programs:
-//! - [`Args::parse`] is strict, as Go's `LoadArgs`, for a plugin that acts on a key: every part has exactly one `=`, and
-//!   an unknown key is an error unless `IgnoreUnknown` is set.
-//! - [`Args::scan`] is lenient, for a runtime or meta-plugin that looks for the pod and must not fail on other keys.
+//! There are two parsers, because two kinds of programs read it:
+//! - [`Args::parse`] is as strict as Go's `LoadArgs`, for a plugin that acts on a key: every part must have exactly one
+//!   `=`, and an unknown key is an error unless `IgnoreUnknown` is set.
+//! - [`Args::scan`] is lenient, for a runtime or meta-plugin that only looks for the pod and must not fail on other
+//!   keys.
 //!
 //! Source: CONVENTIONS.md "CNI_ARGS"; `pkg/types/args.go` (requirements V14–V16).
 
@@ -11,18 +12,18 @@ use std::fmt;
 
 use crate::error::{Error, code};
 
-/// Maximum length of `CNI_ARGS`, in bytes.
+/// Maximum length of `CNI_ARGS` in bytes.
 pub const ARGS_MAX: usize = 64 * 1024;
 
-/// Prefix of the keys that Kubernetes runtimes send; built-in plugins accept them all.
+/// Prefix of the keys that Kubernetes runtimes send; every built-in plugin accepts them.
 const KUBERNETES_PREFIX: &str = "K8S_POD_";
 
-/// Pairs of `CNI_ARGS`, in order.
+/// Parsed pairs, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Args(Vec<(String, String)>);
 
 impl Args {
-    /// Parses strictly: `K=V;K=V`, exactly one `=` in each part, no empty part.
+    /// Parses strictly: `K=V;K=V`, with exactly one `=` in each part and no empty part.
     pub fn parse(text: &str) -> Result<Args, Error> {
         if text.len() > ARGS_MAX {
             return Err(invalid(format!("longer than {ARGS_MAX} bytes")));
@@ -42,19 +43,19 @@ impl Args {
         Ok(Args(pairs))
     }
 
-    /// Parses leniently: the first `=` of a part separates key and value, parts without one are skipped.
+    /// Parses leniently: the first `=` separates key and value, and parts without one are skipped.
     pub fn scan(text: &str) -> Args {
         let bounded = &text[..text.floor_char_boundary(ARGS_MAX)];
         let pairs = bounded.split(';').filter_map(|part| part.split_once('='));
         Args(pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
     }
 
-    /// Returns the value of `key`; the last one counts. Keys are case-sensitive.
+    /// Returns the value for `key`; if it occurs more than once, the last one counts. Keys are case-sensitive.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.iter().rev().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
     }
 
-    /// Returns all pairs, in order.
+    /// Iterates over all pairs, in order.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v.as_str()))
     }
@@ -84,7 +85,7 @@ impl Args {
 }
 
 impl Args {
-    /// Returns the pairs that a Kubernetes runtime sends: `IgnoreUnknown=1` first, then the identity of the pod.
+    /// Builds the pairs that a Kubernetes runtime sends: `IgnoreUnknown=1` first, then the pod's identity.
     pub fn of_pod(namespace: &str, name: &str, container_id: &str, uid: &str) -> Args {
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         Args(vec![
@@ -98,7 +99,7 @@ impl Args {
 }
 
 impl fmt::Display for Args {
-    /// Prints the pairs as in the variable: `K=V;K=V`.
+    /// Formats the pairs for the variable: `K=V;K=V`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (key, value)) in self.0.iter().enumerate() {
             let divider = if index == 0 { "" } else { ";" };
@@ -114,7 +115,7 @@ impl FromIterator<(String, String)> for Args {
     }
 }
 
-/// Reads `1`, `0`, `true`, `false` in any letter case: the booleans of `CNI_ARGS` and of `CNI_NETNS_OVERRIDE`.
+/// Parses `1`, `0`, `true` or `false` in any letter case, as used in `CNI_ARGS` and `CNI_NETNS_OVERRIDE`.
 pub fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Some(true),

@@ -1,10 +1,10 @@
-//! Capabilities: values that a runtime may pass for each attachment, and their forms.
+//! Capabilities: values that a runtime can pass for each attachment, and the forms they take.
 //!
-//! A network declares a capability (`"capabilities": {"mac": true}`), the runtime passes its value in `runtimeConfig`, and
-//! the plugin must act on it or fail. Keys are matched without case, because containerd and CRI-O send Go's field names
-//! (`HostPort`, `Subnet`, `IngressRate`); the documented names are printed.
+//! A network declares a capability (`"capabilities": {"mac": true}`), the runtime passes a value in `runtimeConfig`,
+//! and the plugin must act on it or fail. Keys match in any letter case, because containerd and CRI-O send Go field
+//! names (`HostPort`, `Subnet`, `IngressRate`); weft itself prints the documented names.
 //!
-//! A plugin reads one with `config.capability::<Vec<PortMapping>>(capability::PORT_MAPPINGS)`.
+//! A plugin reads a value with, for example, `config.capability::<Vec<PortMapping>>(capability::PORT_MAPPINGS)`.
 //!
 //! Source: CONVENTIONS.md "Dynamic Plugin specific fields"; containerd/go-cni `types.go` (V1–V12, trap 1).
 
@@ -19,30 +19,31 @@ use crate::address::{format_mac, parse_cidr, parse_ip, parse_mac};
 
 /// Host ports to forward: a list of [`PortMapping`].
 pub const PORT_MAPPINGS: &str = "portMappings";
-/// Address ranges to allocate from: a list, with one address for each element, of lists of [`IpRange`].
+/// Address ranges to allocate from: a list of lists of [`IpRange`]; the plugin allocates one address from each inner
+/// list.
 pub const IP_RANGES: &str = "ipRanges";
 /// Traffic limits: [`Bandwidth`].
 pub const BANDWIDTH: &str = "bandwidth";
-/// DNS configuration of the pod: [`Resolution`]. Only Windows plugins use it.
+/// Pod DNS settings: [`Resolution`]. Only Windows plugins use them.
 pub const DNS: &str = "dns";
 /// Addresses to allocate: a list of [`RequestedIp`].
 pub const IPS: &str = "ips";
-/// Hardware address to set: [`HardwareAddress`].
+/// MAC address to set: [`HardwareAddress`].
 pub const MAC: &str = "mac";
-/// InfiniBand GUID to set: [`HardwareAddress`] of 8 bytes.
+/// InfiniBand GUID to set: [`HardwareAddress`] with 8 bytes.
 pub const INFINIBAND_GUID: &str = "infinibandGUID";
-/// Device to attach: a PCI address (`0000:04:00.5`) or the name of an auxiliary device, a string.
+/// Device to attach, as a string: a PCI address (`0000:04:00.5`) or the name of an auxiliary device.
 pub const DEVICE_ID: &str = "deviceID";
-/// Further names of the container in this network: a list of strings.
+/// Additional names for the container in this network: a list of strings.
 pub const ALIASES: &str = "aliases";
-/// Control group of the pod: a path, relative to the mount point of the hierarchy.
+/// Pod control group: a path relative to the hierarchy's mount point.
 pub const CGROUP_PATH: &str = "cgroupPath";
-/// Annotations of the pod: a map of strings. Not in the document; containerd and CRI-O send it.
+/// Pod annotations: a map of strings. Not in the CNI document, but containerd and CRI-O send it.
 pub const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 /// Path of the device information file (NPWG device information specification).
 pub const DEVICE_INFO_FILE: &str = "CNIDeviceInfoFile";
 
-/// Every capability with a convention.
+/// Every capability that a convention defines.
 pub const ALL: &[&str] = &[
     PORT_MAPPINGS,
     IP_RANGES,
@@ -58,7 +59,7 @@ pub const ALL: &[&str] = &[
     DEVICE_INFO_FILE,
 ];
 
-/// Host port forwarded to the container.
+/// Host port that is forwarded to the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PortMapping {
@@ -68,48 +69,48 @@ pub struct PortMapping {
     pub container_port: u16,
     /// `tcp`, `udp` or `sctp` in any letter case; empty means tcp.
     pub protocol: String,
-    /// Address on the host; `None` for all of them. Not in the document, sent by every runtime.
+    /// Address on the host; `None` means all of them. Not in the CNI document, but every runtime sends it.
     #[serde(rename = "hostIP", deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub host_ip: Option<IpAddr>,
 }
 
-/// Range of addresses, as in `host-local`.
+/// Address range in the form that `host-local` uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IpRange {
-    /// Subnet, with its host bits as written.
+    /// Subnet; host bits are kept as written.
     #[serde(deserialize_with = "subnet")]
     pub subnet: IpNet,
-    /// First address; `None` for the first of the subnet.
+    /// First address; `None` means the first in the subnet.
     #[serde(default, deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub range_start: Option<IpAddr>,
-    /// Last address, inclusive; `None` for the last of the subnet.
+    /// Last address, inclusive; `None` means the last in the subnet.
     #[serde(default, deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub range_end: Option<IpAddr>,
-    /// Gateway; `None` for the first address of the subnet.
+    /// Gateway; `None` means the first address in the subnet.
     #[serde(default, deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
 }
 
-/// Bandwidth limits from the container's point of view; 0 means no limit.
+/// Bandwidth limits as seen from the container; 0 means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Bandwidth {
-    /// Towards the container, in bits per second.
+    /// Rate towards the container, in bits per second.
     pub ingress_rate: u64,
-    /// Towards the container, in bits.
+    /// Burst towards the container, in bits.
     pub ingress_burst: u64,
-    /// From the container, in bits per second.
+    /// Rate from the container, in bits per second.
     pub egress_rate: u64,
-    /// From the container, in bits.
+    /// Burst from the container, in bits.
     pub egress_burst: u64,
 }
 
-/// DNS configuration of the pod.
+/// Pod DNS settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resolution {
-    /// Name servers.
+    /// DNS servers.
     pub servers: Vec<String>,
     /// Search list.
     pub searches: Vec<String>,
@@ -117,17 +118,17 @@ pub struct Resolution {
     pub options: Vec<String>,
 }
 
-/// Requested address: `ip` or `ip/prefix`. The plugin decides whether it needs the prefix length.
+/// Requested address: `ip` or `ip/prefix`. Each plugin decides whether it needs the prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestedIp {
-    /// The address.
+    /// IP address.
     pub address: IpAddr,
     /// Prefix length, if there is one.
     pub prefix: Option<u8>,
 }
 
 impl RequestedIp {
-    /// Reads `ip` or `ip/prefix`; an IPv4-mapped address is the IPv4 address.
+    /// Parses `ip` or `ip/prefix`; an IPv4-mapped address becomes IPv4.
     pub fn parse(text: &str) -> Option<RequestedIp> {
         match text.contains('/') {
             true => parse_cidr(text)
@@ -146,12 +147,12 @@ impl fmt::Display for RequestedIp {
     }
 }
 
-/// Hardware address of 6, 8 or 20 bytes.
+/// MAC address or GUID with 6, 8 or 20 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HardwareAddress(Vec<u8>);
 
 impl HardwareAddress {
-    /// Reads pairs of hexadecimal digits separated by `:` or `-`.
+    /// Parses pairs of hexadecimal digits separated by `:` or `-`.
     pub fn parse(text: &str) -> Option<HardwareAddress> {
         parse_mac(text).map(HardwareAddress)
     }
@@ -188,7 +189,7 @@ macro_rules! as_text {
 as_text!(RequestedIp, "an IP address, with or without a prefix length");
 as_text!(HardwareAddress, "a hardware address");
 
-/// Reads an address; `""` means absent, as in Go.
+/// Decodes an address; `""` means absent, as in Go.
 fn optional_ip<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D::Error> {
     let text = Option::<String>::deserialize(from)?.unwrap_or_default();
     match text.as_str() {

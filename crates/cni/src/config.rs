@@ -1,7 +1,7 @@
 //! Configuration that a plugin receives on stdin.
 //!
-//! The bytes are kept, because a plugin passes them on when it delegates (to IPAM). Fields common to all plugins are read
-//! here; a plugin decodes its own with [`Config::decode`].
+//! The bytes are kept, because a plugin passes them on when it calls another plugin (IPAM). This module reads the
+//! fields that all plugins have in common; each plugin decodes its own with [`Config::decode`].
 //!
 //! Source: SPEC 1.1.0 §1 and §3; libcni `pkg/types.PluginConf` (S3, S5, S27, R8, K4).
 
@@ -17,19 +17,19 @@ use crate::shallow;
 use crate::version::Version;
 use crate::wording;
 
-/// Maximum size of the configuration of DEL and GC, in bytes: a configuration, the result of another plugin as
-/// `prevResult`, and the arguments of the runtime.
+/// Maximum size of a configuration for DEL and GC, in bytes. It must have room for a configuration, another plugin's
+/// result as `prevResult`, and the runtime's arguments.
 pub const REMOVAL_MAX: usize = 4 * DOCUMENT_MAX;
 
-/// Maximum nesting of a configuration that every plugin can read, in levels. Decoders refuse 128 levels.
+/// Maximum nesting in levels that every plugin can read. Decoders refuse 128 levels.
 pub const NESTING_MAX: usize = 100;
 
-/// Configuration of a plugin whose common fields are validated.
+/// Plugin configuration with validated common fields.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// CNI version of the call.
+    /// CNI version for this call.
     pub version: Version,
-    /// Name of the network.
+    /// Network name.
     pub name: NetworkName,
     bytes: Vec<u8>,
     value: Value,
@@ -75,13 +75,14 @@ impl Config {
         )
     }
 
-    /// Reads the configuration of DEL or GC for a plugin that supports `versions`.
+    /// Reads the configuration for DEL or GC, for a plugin that supports `versions`.
     ///
-    /// A removal must not fail because of the size or nesting of values that the plugin does not read. Values below
-    /// [`NESTING_MAX`] levels read as `null`, and the document may be [`REMOVAL_MAX`] bytes long.
+    /// A removal must not fail because a value that the plugin never reads is too large or nested too deeply. Values
+    /// below [`NESTING_MAX`] levels are therefore read as `null`, and the document may have up to [`REMOVAL_MAX`]
+    /// bytes.
     ///
     /// # Errors
-    /// Those of [`Config::read`].
+    /// The same as for [`Config::read`].
     pub fn read_for_removal(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
         check_length(&bytes, REMOVAL_MAX)?;
         Config::new(
@@ -117,7 +118,8 @@ impl Config {
         &self.value
     }
 
-    /// Decodes the plugin's own fields; keys are matched without case, unknown ones are ignored. Errors (code 7) name key and value.
+    /// Decodes the plugin's own fields. Keys match in any letter case; unknown keys are ignored. Errors (code 7) name
+    /// key and value.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, Error> {
         fold::from_value(&self.value, "")
     }
@@ -127,7 +129,7 @@ impl Config {
         Ok(self.decode::<Ipam>()?.ipam.r#type)
     }
 
-    /// Returns the value of a capability (see [`crate::capability`]) if the runtime passed one.
+    /// Returns a capability's value (see [`crate::capability`]) if the runtime passed one.
     ///
     /// # Errors
     /// Code 7, with key and value: a plugin must act on a declared capability, or fail.
@@ -149,7 +151,7 @@ impl Config {
 
     /// Returns the result of the previous plugin, or of the last ADD.
     ///
-    /// It must be in the version of the configuration; a result without a version is assumed to be (R8).
+    /// It must have the configuration's version; a result without a version is assumed to have it (R8).
     pub fn prev_result(&self) -> Result<Option<Success>, Error> {
         let Some(value) = member(&self.value, "prevResult").filter(|value| !value.is_null()) else {
             return Ok(None);
@@ -164,7 +166,7 @@ impl Config {
         Ok(Some(success))
     }
 
-    /// Returns [`Config::prev_result`], which must exist: for a plugin that only works after another one.
+    /// Like [`Config::prev_result`], but fails if there is none; for plugins that only work after another plugin.
     pub fn require_prev_result(&self) -> Result<Success, Error> {
         self.prev_result()?.ok_or_else(|| {
             let why = "prevResult is missing: this plugin must be called after another one in a list";
@@ -186,7 +188,7 @@ fn not_json(bytes: &[u8], cause: &serde_json::Error) -> Error {
     Error::new(code::DECODING_FAILURE, format!("network configuration is not valid JSON: {why}"))
 }
 
-/// Returns the value of a key, matched exactly or else without case; the last one counts.
+/// Finds a key, first by exact match and then in any letter case; if there are several, the last one counts.
 fn member<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
     let map = value.as_object()?;
     let folded = || map.iter().rev().find(|(known, _)| fold::same(known, key)).map(|(_, value)| value);

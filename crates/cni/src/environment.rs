@@ -1,7 +1,7 @@
 //! `CNI_*` variables, which pass a verb and its parameters to a plugin.
 //!
-//! Only [`Environment::of_process`] reads the environment of the process. All other code passes this value, so a plugin
-//! can be called without a process of its own.
+//! Only [`Environment::of_process`] reads the process environment. All other code passes this value on, so that a
+//! plugin can also be called without starting a process.
 //!
 //! Source: SPEC 1.1.0 §2 "Parameters"; libcni `pkg/skel`, `pkg/invoke/args.go` (S1, K1, L3).
 
@@ -11,21 +11,21 @@ use crate::version::Verb;
 pub const COMMAND: &str = "CNI_COMMAND";
 /// Container id.
 pub const CONTAINERID: &str = "CNI_CONTAINERID";
-/// Path of the network namespace.
+/// Network namespace path.
 pub const NETNS: &str = "CNI_NETNS";
-/// Name of the interface inside the container.
+/// Interface name inside the container.
 pub const IFNAME: &str = "CNI_IFNAME";
-/// Extra arguments, `K=V;K=V`.
+/// Additional arguments, `K=V;K=V`.
 pub const ARGS: &str = "CNI_ARGS";
-/// Directories of plugins, separated by `:`.
+/// Plugin directories, separated by `:`.
 pub const PATH: &str = "CNI_PATH";
-/// `1` or `true`: the namespace may be the plugin's own.
+/// `1` or `true` allows the namespace to be the plugin's own.
 pub const NETNS_OVERRIDE: &str = "CNI_NETNS_OVERRIDE";
 
-/// Variables of a call; an empty value is the same as an absent one.
+/// Variables for one call. An empty value means the same as a missing variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
-    /// [`COMMAND`], not validated.
+    /// [`COMMAND`], not validated yet.
     pub command: String,
     /// [`CONTAINERID`].
     pub container_id: String,
@@ -56,23 +56,23 @@ impl Environment {
         }
     }
 
-    /// Reads the variables of this process.
+    /// Reads the variables from this process's environment.
     pub fn of_process() -> Environment {
         Environment::read(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
     }
 
-    /// Returns the same parameters with another verb.
+    /// Returns the same parameters with another verb, for calling a delegate.
     #[must_use]
     pub fn with(&self, verb: Verb) -> Environment {
         Environment { command: verb.as_str().to_owned(), ..self.clone() }
     }
 
-    /// Returns the value of one of the six variables of [`Environment::variables`]; empty for any other name.
+    /// Returns one of the six variables in [`Environment::variables`]; empty for any other name.
     pub fn value(&self, name: &str) -> &str {
         self.variables().into_iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
-    /// Returns name and value of the six variables that a caller must always set, even to an empty value (L3).
+    /// Returns the six variables that a caller must always set, even if the value is empty (L3).
     pub fn variables(&self) -> [(&'static str, &str); 6] {
         [
             (COMMAND, &self.command),

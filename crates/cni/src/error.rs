@@ -1,9 +1,9 @@
-//! Error of a CNI call: a code, a message of one sentence, and optional details.
+//! Error from a CNI call: a code, a one-sentence message, and optional details.
 //!
-//! - The message is a path from the operation to the cause (`macvlan: create link net1 on eth9: no such device`), lower
-//!   case, no full stop.
-//! - The code depends on the kind of failure, never on text.
-//! - Code and details of a delegate's error are passed on unchanged.
+//! - The message leads from the operation to the cause (`macvlan: create link net1 on eth9: no such device`), in lower
+//!   case and without a full stop.
+//! - The code depends on the kind of error, never on the text.
+//! - When a delegate fails, its code and details are passed on unchanged.
 //!
 //! Source: SPEC 1.1.0 §5 "Error"; codes 8 and 999 are the Go library's, outside the specification.
 
@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use crate::text::{plain, serialize_plain};
 use crate::version::Version;
 
-/// Well-known error codes. Codes of 100 and above belong to plugins.
+/// Well-known error codes. Codes from 100 on belong to plugins.
 pub mod code {
-    /// The plugin does not support the version of the configuration.
+    /// The plugin does not support the configuration's version.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
-    /// The plugin does not support a field; the message has key and value.
+    /// The plugin does not support a field; the message names key and value.
     pub const UNSUPPORTED_FIELD: u32 = 2;
-    /// The container does not exist; the runtime need not clean up.
+    /// The container does not exist, so the runtime need not clean up.
     pub const UNKNOWN_CONTAINER: u32 = 3;
     /// A `CNI_*` variable is missing or invalid; the message names it.
     pub const INVALID_ENVIRONMENT: u32 = 4;
@@ -28,48 +28,48 @@ pub mod code {
     pub const IO_FAILURE: u32 = 5;
     /// The input is not the expected JSON.
     pub const DECODING_FAILURE: u32 = 6;
-    /// The configuration is well-formed and invalid.
+    /// The configuration is well-formed but invalid.
     pub const INVALID_CONFIG: u32 = 7;
     /// The network namespace is unusable (Go library, outside the specification).
     pub const INVALID_NETNS: u32 = 8;
-    /// Transient failure: the same call may succeed later.
+    /// Transient: the same call may succeed later.
     pub const TRY_AGAIN_LATER: u32 = 11;
-    /// STATUS: an ADD cannot be served.
+    /// STATUS: an ADD would fail now.
     pub const NOT_AVAILABLE: u32 = 50;
-    /// STATUS: an ADD cannot be served, and running containers may have lost connectivity.
+    /// STATUS: an ADD would fail now, and running containers may have lost connectivity.
     pub const LIMITED_CONNECTIVITY: u32 = 51;
     /// Any other error (Go library, outside the specification).
     pub const INTERNAL: u32 = 999;
 }
 
-/// Error as it is printed.
+/// Error in the form in which plugins print it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Error {
-    /// CNI version of the call. Go plugins omit it, weft prints it.
+    /// CNI version of the call. Go plugins leave it out, weft prints it.
     #[serde(rename = "cniVersion", default, skip_serializing_if = "Option::is_none")]
     pub cni_version: Option<String>,
-    /// Code: one of [`code`], or a plugin's own from 100.
+    /// Error code: one from [`code`], or the plugin's own from 100 on.
     #[serde(default)]
     pub code: u32,
     /// Message, one sentence.
     #[serde(default, serialize_with = "serialize_plain")]
     pub msg: String,
-    /// Details for the reader of a log; may be empty.
+    /// Details for readers of the log; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty", serialize_with = "serialize_plain")]
     pub details: String,
-    /// Key that the error is about, if it is about one. It is not part of the printed error, nor of a comparison.
+    /// Configuration key that the error is about, if any. It is neither printed nor compared.
     #[serde(skip)]
     pub invalid_key: Option<Box<InvalidKey>>,
 }
 
-/// Key of a configuration that has an invalid value, or is missing.
+/// Configuration key that is missing or has an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidKey {
-    /// Path as in the message: `ipam.ranges[0][0].subnet`.
+    /// Path as it stands in the message: `ipam.ranges[0][0].subnet`.
     pub path: String,
-    /// Value as in the message; empty for a missing key.
+    /// Value as it stands in the message; empty for a missing key.
     pub value: String,
-    /// Reason as in the message, after path and value.
+    /// Reason as it stands in the message, after path and value.
     pub why: String,
 }
 
@@ -91,7 +91,7 @@ impl Error {
         Error { cni_version: None, code, msg: msg.into(), details: String::new(), invalid_key: None }
     }
 
-    /// Returns an error of the environment or the file system: code 5, `what: cause`.
+    /// Returns an environment or file system error: code 5, `what: cause`.
     pub fn io(what: impl fmt::Display, cause: impl fmt::Display) -> Error {
         Error::new(code::IO_FAILURE, format!("{what}: {cause}"))
     }
@@ -101,18 +101,18 @@ impl Error {
         Error::new(code::INVALID_CONFIG, msg)
     }
 
-    /// Returns an error of one key: code 7, `key: value: why`; key and value are shortened.
+    /// Returns an error about one key: code 7, `key: value: why`. Key and value are shortened.
     pub fn key(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error::new(code::INVALID_CONFIG, refusal(&key, &value, &why)).about(key, value, why)
     }
 
-    /// Returns an error of a required key that is missing: code 7, `key: missing; cure`.
+    /// Returns an error about a required key that is missing: code 7, `key: missing; cure`.
     pub fn missing(key: impl fmt::Display, cure: impl fmt::Display) -> Error {
         let why = format!("missing; {cure}");
         Error::config(format!("{key}: {why}")).about(key, "", why)
     }
 
-    /// Sets the key that the error is about.
+    /// Records the key that the error is about.
     fn about(mut self, path: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
         let [value, why] = [value.to_string(), why.to_string()];
         self.invalid_key =
@@ -120,19 +120,20 @@ impl Error {
         self
     }
 
-    /// Sets the key that the error is about; the message does not name its value.
+    /// Records the key that the error is about, for a message that does not name its value.
     #[must_use]
     pub fn at(self, path: impl fmt::Display) -> Error {
         let why = self.msg.clone();
         self.about(path, "", why)
     }
 
-    /// Returns an error of decoding: code 7, with the key if the decoder knows it.
+    /// Returns a decoding error: code 7, with the key if the decoder knows it.
     pub(crate) fn decoding(msg: String, key: Option<InvalidKey>) -> Error {
         Error { invalid_key: key.map(Box::new), ..Error::config(msg) }
     }
 
-    /// Returns an error of a field that the plugin knows and does not support: code 2, with key and value, as the specification requires.
+    /// Returns an error about a field that the plugin knows but does not support: code 2, with key and value, as the
+    /// specification requires.
     pub fn unsupported(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error::new(code::UNSUPPORTED_FIELD, refusal(&key, &value, &why)).about(key, value, why)
     }
@@ -149,7 +150,7 @@ impl Error {
         self
     }
 
-    /// Prefixes the message with the enclosing step: `step: …`. Code and details do not change.
+    /// Puts the enclosing step in front of the message: `step: …`. Code and details stay the same.
     #[must_use]
     pub fn context(mut self, step: impl fmt::Display) -> Error {
         self.msg = format!("{step}: {}", self.msg);
@@ -163,16 +164,16 @@ impl Error {
         self
     }
 
-    /// Joins the failures of a teardown into one error; `None` if there are none.
+    /// Joins all errors from a teardown into one; `None` if there are none.
     ///
-    /// The first failure's code is kept; the messages are joined by `; `.
+    /// The result has the first error's code, and the messages are joined with `; `.
     pub fn join(errors: Vec<Error>) -> Option<Error> {
         let mut errors = errors.into_iter();
         let first = errors.next()?;
         Some(first.also(errors))
     }
 
-    /// Adds further failures: the code of the first is kept, the messages are joined by `; `.
+    /// Adds further errors: the first code is kept, and the messages are joined with `; `.
     #[must_use]
     pub fn also(mut self, more: impl IntoIterator<Item = Error>) -> Error {
         for Error { cni_version: _, code: _, msg, details, invalid_key: _ } in more {
@@ -188,10 +189,10 @@ impl Error {
     }
 }
 
-/// Returns the failures of a teardown as one result: their [`Error::join`].
+/// Turns the errors from a teardown into one result, using [`Error::join`].
 ///
 /// # Errors
-/// There was at least one failure.
+/// There was at least one error.
 pub fn collected(errors: Vec<Error>) -> Result<(), Error> {
     match Error::join(errors) {
         None => Ok(()),
@@ -204,7 +205,7 @@ fn refusal(key: &dyn fmt::Display, value: &dyn fmt::Display, why: &dyn fmt::Disp
     format!("{key}: {value}: {why}")
 }
 
-/// Returns untrusted text shortened to its beginning and end, together at most `most` bytes.
+/// Shortens untrusted text to its beginning and end, together at most `most` bytes.
 pub(crate) fn cut(text: String, most: usize) -> String {
     if text.len() <= most {
         return text;
@@ -225,9 +226,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Extension of `Result` that adds a step to the message of an error.
+/// Extension for `Result` that adds a step to an error message.
 pub trait Context<T> {
-    /// Prefixes the error's message with `step: …`; the step is only formatted on failure.
+    /// Puts `step: …` in front of the error message; the step is only formatted if there is an error.
     fn context(self, step: impl fmt::Display) -> Result<T, Error>;
 }
 

@@ -1,12 +1,12 @@
-//! JSON decoding with the rules of Go's `encoding/json`, which all runtimes are written against.
+//! Decodes JSON by the rules of Go's `encoding/json`, which all runtimes rely on.
 //!
-//! - A key of a struct matches exactly, else by case folding; of several keys for one field the last counts.
+//! - A struct key matches exactly, or else in any letter case; if several keys match one field, the last one counts.
 //! - `null` leaves a field as it was: absent, or the zero value if the field cannot be absent.
 //! - Unknown keys are ignored.
-//! - An integer must be written as an integer: `1.0` and `1e3` are refused.
-//! - An error has the path of the invalid key and its value (`ipam.ranges[0].subnet: "x": …`).
+//! - An integer must be written as an integer; `1.0` and `1e3` are rejected.
+//! - An error names the path of the invalid key, and the value (`ipam.ranges[0].subnet: "x": …`).
 //!
-//! Runtimes depend on this: containerd's go-cni sends `{"HostPort":8080}`, because its structs have no JSON tags.
+//! This matters in practice: containerd's go-cni sends `{"HostPort":8080}`, because its structs have no JSON tags.
 //!
 //! Source: Go `encoding/json` "Unmarshal"; requirements trap 1, trap 2.
 
@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 use crate::error::{Error, InvalidKey, code, cut};
 use crate::wording;
 
-/// Maximum length of an invalid value that an error repeats, in characters.
+/// Maximum length to which an error quotes an invalid value, in characters.
 const QUOTE_MAX: usize = 80;
 
 /// Decodes a document. Errors: code 6, not JSON; code 7, wrong type.
@@ -35,7 +35,7 @@ pub fn from_slice<T: DeserializeOwned>(bytes: &[u8], document: &str) -> Result<T
     from_value(&value, "").map_err(|error| error.context(document))
 }
 
-/// Decodes the raw value of `key`.
+/// Decodes the raw value at `key`.
 pub fn from_raw<T: DeserializeOwned>(raw: &RawValue, key: &str) -> Result<T, Error> {
     let value: Value = serde_json::from_str(raw.get()).map_err(|cause| {
         let why = wording::syntax_error(raw.get().as_bytes(), &cause);
@@ -44,7 +44,7 @@ pub fn from_raw<T: DeserializeOwned>(raw: &RawValue, key: &str) -> Result<T, Err
     from_value(&value, key)
 }
 
-/// Decodes the value of `key` (empty for a whole document). Error: code 7, wrong type.
+/// Decodes the value at `key` (empty for a whole document). Error: code 7, wrong type.
 pub fn from_value<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {
     decode(value, key, Keys::Folded)
 }
@@ -60,8 +60,8 @@ fn decode<T: DeserializeOwned>(value: &Value, key: &str, keys: Keys) -> Result<T
     })
 }
 
-/// Decodes a document into a type that refuses unknown keys, as [`strict`] does. Errors: code 6, not JSON; code 7, wrong
-/// type. Their paths begin with `document`.
+/// Decodes a document into a type that rejects unknown keys, as [`strict`] does. Errors: code 6, not JSON; code 7,
+/// wrong type. Their paths begin with `document`.
 pub fn strict_from_slice<T: DeserializeOwned>(bytes: &[u8], document: &str) -> Result<T, Error> {
     let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
         let why = wording::syntax_error(bytes, &cause);
@@ -71,21 +71,21 @@ pub fn strict_from_slice<T: DeserializeOwned>(bytes: &[u8], document: &str) -> R
     strict(&value, document)
 }
 
-/// Decodes the value of `key` into a type that refuses unknown keys: keys match exactly, and unknown ones are passed on.
-/// Error: code 7.
+/// Decodes the value at `key` into a type that rejects unknown keys. Keys must match exactly, and unknown keys are
+/// passed to the type. Error: code 7.
 pub fn strict<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {
     decode(value, key, Keys::Exact)
 }
 
-/// Returns the fields of a struct, by the names from which it is decoded.
+/// Returns a struct's fields, under the names from which they are decoded.
 pub fn fields<T: DeserializeOwned>() -> &'static [&'static str] {
     let mut found: &'static [&'static str] = &[];
-    // The decoder has no value, so it always fails.
+    // The decoder has no value, so this always fails.
     let _ = T::deserialize(Fields(&mut found));
     found
 }
 
-/// Decoder that only notes the fields of a struct.
+/// Decoder that only records a struct's field names.
 struct Fields<'a>(&'a mut &'static [&'static str]);
 
 impl<'de> Deserializer<'de> for Fields<'_> {
@@ -120,7 +120,7 @@ pub fn same(a: &str, b: &str) -> bool {
     a.chars().flat_map(fold).eq(b.chars().flat_map(fold))
 }
 
-/// Path of the current value; lives on the stack, formatted only for an error.
+/// Path to the current value. It lives on the stack and is formatted only for an error.
 #[derive(Clone, Copy)]
 struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -147,26 +147,26 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Error of a value, with its place once that is known.
+/// Error about a value, with its place once that is known.
 #[derive(Debug)]
 struct Fault {
     place: Option<Place>,
     why: Why,
 }
 
-/// Place of an invalid value.
+/// Where an invalid value is.
 #[derive(Debug)]
 struct Place {
     key: String,
     value: String,
 }
 
-/// Reason of a fault.
+/// Reason why a value is invalid.
 #[derive(Debug)]
 enum Why {
-    /// The value must have this type, by the decoder's name.
+    /// The value must have this type, in the decoder's words.
     Type(String),
-    /// Another reason.
+    /// Any other reason.
     Text(String),
 }
 
@@ -209,7 +209,7 @@ impl de::Error for Fault {
         Fault { place: None, why: Why::Text(why.to_string()) }
     }
 
-    // The value is left out on purpose: the place already shows it, shortened.
+    // The value is left out on purpose, because the place already shows it, shortened.
     fn invalid_type(_: Unexpected<'_>, expected: &dyn Expected) -> Fault {
         Fault { place: None, why: Why::Type(expected.to_string()) }
     }
@@ -233,17 +233,17 @@ impl de::Error for Fault {
     }
 }
 
-/// Returns a value as shown in an error: its JSON, shortened.
+/// Formats a value for an error: its JSON, shortened.
 pub fn quote(value: &Value) -> String {
     cut(value.to_string(), QUOTE_MAX)
 }
 
-/// Comparison of the keys of a struct.
+/// Rule for comparing struct keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keys {
-    /// As Go compares them; unknown keys are ignored.
+    /// As in Go; unknown keys are ignored.
     Folded,
-    /// Exactly; unknown keys are passed on.
+    /// Exactly; unknown keys are passed to the type.
     Exact,
 }
 
@@ -253,7 +253,7 @@ struct Folding<'a> {
     keys: Keys,
 }
 
-/// Implements a scalar method: `null` gives the zero value, other values go to `deserialize_any`.
+/// Implements a scalar method: `null` gives the zero value, all other values go to `deserialize_any`.
 macro_rules! scalar {
     ($($method:ident => $visit:ident($zero:expr)),* $(,)?) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -296,7 +296,7 @@ impl<'de> Deserializer<'de> for Folding<'_> {
             Value::Object(map) if keys == Keys::Exact => Entries::all(map, path, keys),
             Value::Object(map) => Entries::of(map, fields, path),
             Value::Null => Entries { list: Vec::new(), next: 0, path, keys },
-            // serde's own error would accept a list for a struct.
+            // serde itself would accept a list for a struct.
             _ => {
                 return Err(
                     Fault { place: None, why: Why::Text("expected an object".to_owned()) }.at(path, value)

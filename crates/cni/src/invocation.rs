@@ -1,4 +1,4 @@
-//! Validated calls of a plugin: one type for each verb, with only the parameters that the verb has.
+//! Validated plugin calls: one type for each verb, with only the parameters that the verb has.
 //!
 //! Source: SPEC 1.1.0 §2; libcni `pkg/skel` (S17, S18, S26, S32, K1).
 
@@ -11,21 +11,21 @@ use crate::fold;
 use crate::name::{ContainerId, IfName};
 use crate::version::Verb;
 
-/// Identity of an attachment within one network (S26).
+/// Identifies an attachment within one network (S26).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attachment {
-    /// Container.
+    /// Container id.
     pub container: ContainerId,
-    /// Interface in the container.
+    /// Interface name in the container.
     pub ifname: IfName,
 }
 
-/// Part that all calls have.
+/// Parts that every call has.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// Configuration from stdin.
     pub config: Config,
-    /// Variables as received, for calls of delegates.
+    /// Variables as received, for calling delegates.
     pub environment: Environment,
 }
 
@@ -41,43 +41,43 @@ impl Call {
     }
 }
 
-/// Call of ADD or CHECK: the container exists.
+/// ADD or CHECK call: the container exists.
 #[derive(Clone, Debug)]
 pub struct Attach {
-    /// Identity of the attachment.
+    /// Container and interface.
     pub who: Attachment,
-    /// Path of the network namespace.
+    /// Network namespace path.
     pub netns: PathBuf,
-    /// Common part.
+    /// Parts that every call has.
     pub call: Call,
 }
 
-/// Call of DEL: the container may no longer exist.
+/// DEL call: the container may no longer exist.
 #[derive(Clone, Debug)]
 pub struct Detach {
-    /// Identity of the attachment.
+    /// Container and interface.
     pub who: Attachment,
-    /// Path of the network namespace, if the runtime still knows it; it may no longer exist.
+    /// Network namespace path, if the runtime still knows it; the namespace itself may be gone.
     pub netns: Option<PathBuf>,
-    /// Common part.
+    /// Parts that every call has.
     pub call: Call,
 }
 
 impl Detach {
-    /// Returns the path of the network namespace, if it still exists.
+    /// Returns the network namespace path, if the namespace still exists.
     pub fn live_netns(&self) -> Option<&Path> {
         self.netns.as_deref().filter(|path| path.exists())
     }
 }
 
-/// Call of GC: removes all attachments of the network except the valid ones.
+/// GC call: remove all attachments to the network except the valid ones.
 #[derive(Clone, Debug)]
 pub struct Sweep {
-    /// Common part.
+    /// Parts that every call has.
     pub call: Call,
 }
 
-/// Entry of `cni.dev/valid-attachments`.
+/// Entry in `cni.dev/valid-attachments`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(default)]
 pub struct ValidAttachment {
@@ -88,14 +88,14 @@ pub struct ValidAttachment {
     pub ifname: String,
 }
 
-/// Key of the list in the text of the specification.
+/// Key for the list, as the specification's text spells it.
 pub const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
-/// Key of the list in the tag v1.1.0; both are sent, either is read (trap 7).
+/// Key for the list in the tag v1.1.0. Both keys are sent, and either one is read (trap 7).
 pub const VALID_ATTACHMENTS_OLD: &str = "cni.dev/attachments";
 
 impl Sweep {
-    /// Returns the attachments to keep, or `None` if the caller sent no list: then nothing may be removed. An empty list
-    /// means that no attachment is valid.
+    /// Returns the attachments to keep. `None` means that the caller sent no list, so nothing may be removed; an empty
+    /// list means that no attachment is valid.
     ///
     /// # Errors
     /// Code 7: the list cannot be read, or an entry lacks its container or interface.
@@ -111,7 +111,7 @@ impl Sweep {
     }
 }
 
-/// Refuses an entry without container or interface: GC would remove the attachment that it means.
+/// Rejects an entry without container or interface, because GC would remove the attachment that it stands for.
 fn whole(list: Vec<ValidAttachment>, key: &str) -> Result<Vec<ValidAttachment>, Error> {
     match list.iter().position(|one| one.container_id.is_empty() || one.ifname.is_empty()) {
         None => Ok(list),
@@ -123,9 +123,9 @@ fn whole(list: Vec<ValidAttachment>, key: &str) -> Result<Vec<ValidAttachment>, 
     }
 }
 
-/// Call of STATUS.
+/// STATUS call.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// Common part.
+    /// Parts that every call has.
     pub call: Call,
 }

@@ -1,45 +1,45 @@
-//! Interface for calling a plugin, which may be a process or a function of this program.
+//! Interface for calling a plugin, which may be a process or a function in this program.
 //!
-//! The contract is that of a process: variables and stdin as input, stdout or an error as output. Built-in and executed
-//! plugins behave the same, and the tests run both.
+//! Both follow the contract for processes: variables and stdin go in, stdout or an error comes out. Built-in and
+//! external plugins therefore behave the same, and the tests run both.
 
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::fold;
 use crate::name::PluginType;
 
-/// Caller of plugins.
+/// Calls plugins.
 pub trait Invoke {
-    /// Runs `plugin` with these variables and this stdin, and returns its stdout (empty for verbs without output).
+    /// Runs `plugin` with these variables and this stdin, and returns stdout (empty for verbs without output).
     ///
     /// # Errors
-    /// The plugin's own error with its code and details, or the failure to run it.
+    /// The plugin's own error with its code and details, or the reason why it could not be run.
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error>;
 
-    /// Whether the IPAM plugin of this name releases addresses through the container's interface
+    /// Whether the IPAM plugin with this name releases addresses through the container's interface
     /// ([`crate::plugin::Plugin::releases_through_interface`]).
     fn releases_through_interface(&self, _plugin: &str) -> bool {
         false
     }
 }
 
-/// Error of output that is not a CNI error.
+/// Error about output that is not a CNI error.
 #[derive(Debug, thiserror::Error)]
 pub enum ErrorOutput {
-    /// It is not JSON.
+    /// The output is not JSON.
     #[error(transparent)]
     NotJson(#[from] serde_json::Error),
-    /// It is JSON of another form.
+    /// The output is JSON in another form.
     #[error("{0}")]
     Malformed(String),
-    /// It has neither code nor message.
+    /// The output has neither code nor message.
     #[error("neither code nor msg")]
     Empty,
 }
 
 /// Reads the error that a failing plugin printed.
 ///
-/// Old Go plugins may print a result and then an error (trap 8): the last document counts.
+/// Old Go plugins may print a result and then an error (trap 8), so the last document counts.
 ///
 /// # Errors
 /// The output is not a CNI error.

@@ -7,11 +7,11 @@
 //!  config result environment invocation               └► ipam ──►     Runtime = chain + cache
 //! ```
 //!
-//! A plugin is a value that implements [`plugin::Plugin`]. A runtime calls plugins through [`invoke::Invoke`], either as a
-//! process ([`runtime`]'s `Exec`) or in its own process. The exchanged bytes are the same, so the plugin and its caller
-//! behave the same in both cases.
+//! A plugin is a value that implements [`plugin::Plugin`]. A runtime calls plugins through [`invoke::Invoke`], either
+//! as processes ([`runtime`]'s `Exec`) or within its own process. The same bytes are exchanged in both cases, so plugin
+//! and caller behave the same.
 //!
-//! The crate is synchronous. It uses neither the kernel nor Kubernetes, and does not know which plugins exist.
+//! This crate is synchronous. It uses neither the kernel nor Kubernetes, and does not know which plugins exist.
 //!
 //! Sources: SPEC.md of the tags v0.1.0 … v1.1.0, CONVENTIONS.md, and libcni where users rely on behaviour beyond them.
 //! `tests/requirements.rs` explains the requirement ids (`S…`, `K…`, `C…`, `L…`, `V…`, traps).

@@ -1,7 +1,7 @@
 //! Names that CNI validates: container id, network name, interface name, plugin type.
 //!
-//! A value of these types is valid, so code that receives one need not check it again. All of them are used in file names
-//! or kernel calls: none contains `/`, and none is `.` or `..`.
+//! A value with one of these types is valid, so code that receives one need not check it again. All of them end up in
+//! file names or kernel calls: none contains `/`, and none is `.` or `..`.
 //!
 //! Source: SPEC 1.1.0 §2 and §3 (S24); libcni `pkg/utils/utils.go`; kernel `dev_valid_name`.
 
@@ -9,13 +9,13 @@ use std::fmt;
 
 use crate::error::{Error, code};
 
-/// Maximum length of an interface name, in bytes (`IFNAMSIZ` without the terminator).
+/// Maximum interface name in bytes (`IFNAMSIZ` without the terminator).
 pub const IFNAME_MAX: usize = 15;
 
-/// Maximum length of a container id or network name, in bytes: they become file names.
+/// Maximum container id or network name in bytes, because they become file names.
 pub const NAME_MAX: usize = 200;
 
-/// Maximum number of characters of a name that is too long in its error.
+/// Number of characters that an error shows from a name that is too long.
 const SHOWN_MAX: usize = 40;
 
 macro_rules! text_newtype {
@@ -59,27 +59,27 @@ macro_rules! text_newtype {
 }
 
 text_newtype! {
-    /// A container id: starts with a letter or digit, then letters, digits, `_`, `.`, `-`.
+    /// Container id: starts with a letter or digit, followed by letters, digits, `_`, `.` and `-`.
     ContainerId
 }
 
 text_newtype! {
-    /// A network name: the same alphabet as a container id.
+    /// Network name, with the same alphabet as a container id.
     NetworkName
 }
 
 text_newtype! {
-    /// An interface name that the kernel accepts: 1–15 bytes, not `.` or `..`, no `/`, `:`, space.
+    /// Interface name that the kernel accepts: 1–15 bytes, not `.` or `..`, without `/`, `:` and spaces.
     IfName
 }
 
 text_newtype! {
-    /// `type` of a plugin: a file name, never a path.
+    /// Plugin `type`: a file name, never a path.
     PluginType
 }
 
 impl ContainerId {
-    /// Validates `text`. Errors, as in libcni: code 3 if it is empty, code 4 if it is malformed.
+    /// Validates `text`. Errors are the same as in libcni: code 3 if it is empty, code 4 if it is malformed.
     pub fn new(text: &str) -> Result<ContainerId, Error> {
         if text.is_empty() {
             return Err(Error::new(code::UNKNOWN_CONTAINER, "missing containerID"));
@@ -105,7 +105,7 @@ impl NetworkName {
 }
 
 impl IfName {
-    /// Validates `text`. Error: code 4, with the broken rule.
+    /// Validates `text`. Error: code 4, naming the broken rule.
     pub fn new(text: &str) -> Result<IfName, Error> {
         match ifname_fault(text) {
             None => Ok(IfName(text.to_owned())),
@@ -133,7 +133,7 @@ impl PluginType {
     }
 }
 
-/// Returns why `text` is too long or does not match `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, or `None` if it is an identifier.
+/// Returns why `text` is too long or does not match `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`; `None` if it is an identifier.
 fn identifier_fault(text: &str, kind: &str) -> Option<String> {
     if text.len() > NAME_MAX {
         let beginning: String = text.chars().take(SHOWN_MAX).collect();
@@ -144,9 +144,9 @@ fn identifier_fault(text: &str, kind: &str) -> Option<String> {
     (!is_valid).then(|| format!("invalid characters in {kind} {text:?}"))
 }
 
-/// Returns why `text` is not an interface name, or `None` if it is one.
+/// Returns why `text` is not an interface name; `None` if it is one.
 ///
-/// Unicode white space counts (U+0085 and U+00A0 included), as in libcni.
+/// Unicode white space counts as space, including U+0085 and U+00A0, as in libcni.
 pub fn ifname_fault(text: &str) -> Option<&'static str> {
     if text.is_empty() {
         return Some("is empty");

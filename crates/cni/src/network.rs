@@ -1,13 +1,13 @@
 //! Network: the list of plugin configurations that an administrator writes.
 //!
-//! This module reads no files; `runtime::load` does. A single plugin's configuration is read as a list of one. The bytes
-//! are kept as received (for a single configuration: the list around it), because caches and journals must contain
-//! exactly what was executed.
+//! This module reads no files; `runtime::load` does. A single plugin configuration is treated as a list with one
+//! plugin. The bytes are kept as received (or, for a single configuration, the list around it), because caches and
+//! journals must contain exactly what was executed.
 //!
 //! - Plugin configurations are kept unchanged; only `type` and `capabilities` are read.
-//! - The highest supported version of `cniVersion` and `cniVersions` is used; unknown versions are ignored. Without a
-//!   supported version the error names all of them.
-//! - A boolean may be the string "true" or "false" in any letter case (trap 3).
+//! - The highest supported version in `cniVersion` and `cniVersions` wins, and unknown versions are ignored. If none is
+//!   supported, the error names all of them.
+//! - A boolean may also be the string "true" or "false", in any letter case (trap 3).
 //!
 //! Source: SPEC 1.1.0 §1 (S3, S8, S22, S24, S34, S38, S39); libcni `libcni/conf.go` (L10, trap 3).
 
@@ -23,37 +23,38 @@ use crate::name::{NetworkName, PluginType};
 use crate::object::Object;
 use crate::version::{Triple, Version};
 
-/// Configuration of a network.
+/// Network configuration.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Name, which identifies all stored state of the network.
+    /// Network name, under which all its state is stored.
     pub name: NetworkName,
-    /// CNI version for calls of its plugins.
+    /// CNI version to use when calling the plugins.
     pub version: Version,
     /// Whether CHECK must not be called.
     pub disable_check: bool,
     /// Whether GC must not be called.
     pub disable_gc: bool,
-    /// Whether plugins come only from the list, not from files in a directory named like the network.
+    /// Whether plugins come only from the list itself, and not from files in a directory named like the network.
     pub load_only_inlined_plugins: bool,
-    /// Plugins in the order of an ADD, as written; each has a valid `type`.
+    /// Plugins in ADD order, as written; each has a valid `type`.
     pub plugins: Vec<Object>,
     bytes: Vec<u8>,
-    /// Whether a plugin was appended that is not in `bytes`.
+    /// Whether a plugin that is not in `bytes` was appended.
     is_appended: bool,
 }
 
 impl Network {
-    /// Reads a list, or a single plugin's configuration as a list of one; `what` names the document in errors.
+    /// Parses a list, or a single plugin configuration as a list with one plugin; `what` names the document in errors.
     ///
     /// # Errors
-    /// Code 6: not a JSON object. Code 7: a key of the wrong type, no name, no plugin. Code 1: no supported version.
+    /// Code 6: not a JSON object. Code 7: a key has the wrong type, or there is no name or no plugin. Code 1: no
+    /// supported version.
     pub fn parse(bytes: &[u8], what: &str) -> Result<Network, Error> {
         let network = Network::parse_open(bytes, what)?;
         network.closed().context(what)
     }
 
-    /// Reads a network like [`Network::parse`], but a list may have no plugins yet: they may be in files beside it.
+    /// Parses like [`Network::parse`], but accepts a list without plugins, because they may follow from other files.
     pub fn parse_open(bytes: &[u8], what: &str) -> Result<Network, Error> {
         let object = Object::parse(bytes, what)?;
         match is_list(&object) {
@@ -63,7 +64,7 @@ impl Network {
         .context(what)
     }
 
-    /// Returns the network of an object that is already parsed, for example after its name was added.
+    /// Builds the network from an object that is already parsed, for example after adding its name.
     pub fn from_object(object: Object) -> Result<Network, Error> {
         match is_list(&object) {
             true => Network::of_list(&object, object.to_json().into_bytes()).and_then(Network::closed),
@@ -121,7 +122,7 @@ impl Network {
         }
     }
 
-    /// Appends a plugin that is configured in a file of its own.
+    /// Appends a plugin that is configured in a separate file.
     pub fn append(&mut self, plugin: Object) -> Result<(), Error> {
         check(&plugin)?;
         self.plugins.push(plugin);
@@ -129,12 +130,12 @@ impl Network {
         Ok(())
     }
 
-    /// Returns the list as received, without plugins from files of their own.
+    /// Returns the list as received, without plugins from separate files.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Returns the list with every plugin, for a reader without access to their files.
+    /// Returns the list including every plugin, for readers that cannot access the separate files.
     ///
     /// # Errors
     /// Code 999: the list has no JSON form.
@@ -151,7 +152,7 @@ impl Network {
         Ok(Cow::Owned(list.to_json().into_bytes()))
     }
 
-    /// Returns the capabilities that at least one plugin declares; the runtime's other arguments are not used.
+    /// Returns the capabilities that at least one plugin declares. The runtime's other arguments are not used.
     pub fn capabilities(&self) -> Result<BTreeSet<String>, Error> {
         let mut all = BTreeSet::new();
         for plugin in &self.plugins {
@@ -160,13 +161,13 @@ impl Network {
         Ok(all)
     }
 
-    /// Returns the plugins that running this network needs, IPAM included, without duplicates, in order of use.
+    /// Lists the plugins that this network needs, including IPAM plugins, without duplicates, in order of use.
     pub fn needs(&self) -> Result<Vec<PluginType>, Error> {
         self.needs_where(|_| true)
     }
 
-    /// As [`Network::needs`], with the IPAM plugins of those plugins alone that `uses_ipam_type` selects. Another plugin may
-    /// have its own meaning of `ipam.type`.
+    /// Like [`Network::needs`], but includes IPAM plugins only for those plugins that `uses_ipam_type` selects, because
+    /// `ipam.type` may mean something else to other plugins.
     pub fn needs_where(
         &self,
         uses_ipam_type: impl Fn(&PluginType) -> bool,
@@ -191,12 +192,12 @@ struct Ipam {
     r#type: String,
 }
 
-/// Returns the `type` of one plugin's configuration.
+/// Reads `type` from a plugin configuration.
 pub fn plugin_type(plugin: &Object) -> Result<PluginType, Error> {
     PluginType::new(&plugin.text("type")?.unwrap_or_default()).context("type")
 }
 
-/// Returns the `ipam.type` of one plugin's configuration, if it has one.
+/// Reads `ipam.type` from a plugin configuration, if there is one.
 pub fn ipam_type(plugin: &Object) -> Result<Option<PluginType>, Error> {
     match plugin.read::<Ipam>("ipam")?.unwrap_or_default().r#type.as_str() {
         "" => Ok(None),
@@ -204,18 +205,19 @@ pub fn ipam_type(plugin: &Object) -> Result<Option<PluginType>, Error> {
     }
 }
 
-/// Returns the capabilities that one plugin's configuration declares with `true`.
+/// Lists the capabilities that a plugin configuration declares with `true`.
 pub fn capabilities(plugin: &Object) -> Result<BTreeSet<String>, Error> {
     let declared = plugin.read::<BTreeMap<String, bool>>("capabilities")?.unwrap_or_default();
     Ok(declared.into_iter().filter(|(_, enabled)| *enabled).map(|(name, _)| name).collect())
 }
 
-/// Whether the object is a list. Only a list has `plugins`, only a plugin has `type`; with neither it is a list without plugins.
+/// Whether the object is a list. Only a list has `plugins`, and only a plugin has `type`; with neither, it is a list
+/// without plugins.
 fn is_list(object: &Object) -> bool {
     object.contains("plugins") || object.get("type").is_none()
 }
 
-/// Fails if the plugin's configuration cannot be executed.
+/// Fails if the plugin configuration cannot be executed.
 fn check(plugin: &Object) -> Result<(), Error> {
     plugin_type(plugin)?;
     capabilities(plugin)?;
@@ -237,7 +239,7 @@ fn plugins(raw: &RawValue) -> Result<Vec<Object>, Error> {
     Ok(plugins)
 }
 
-/// Reads `true`, `false`, or these words as a string in any letter case.
+/// Reads a boolean, which may also be a string in any letter case.
 fn boolean(list: &Object, key: &str) -> Result<bool, Error> {
     match list.read::<Value>(key)? {
         None => Ok(false),
@@ -248,7 +250,7 @@ fn boolean(list: &Object, key: &str) -> Result<bool, Error> {
     }
 }
 
-/// Returns the highest supported version of `cniVersion` and `cniVersions` (S34).
+/// Returns the highest supported version in `cniVersion` and `cniVersions` (S34).
 fn version(list: &Object) -> Result<Version, Error> {
     let one = list.text("cniVersion")?;
     let many: Vec<String> = list.read("cniVersions")?.unwrap_or_default();

@@ -1,10 +1,10 @@
-//! JSON object that keeps its values as the bytes they were written in.
+//! JSON object that keeps its values in the bytes in which they were written.
 //!
-//! A configuration belongs to the plugin it names. weft adds a few keys and must not change the rest: the order, white
-//! space, or a 20-digit number (which libcni rounds). So only the top level is parsed.
+//! A configuration belongs to the plugin that it names. weft adds a few keys and must not change anything else: not the
+//! order, the white space, or a 20-digit number (which libcni rounds). Only the top level is therefore parsed.
 //!
-//! A key is looked up as in Go's decoder (exact, else by case folding; the last one counts). It is set and removed by its
-//! exact name.
+//! A key is looked up as in Go's decoder: exactly, or else in any letter case; the last one counts. It is set and
+//! removed under its exact name.
 //!
 //! Source: SPEC 1.1.0 §3 "Deriving execution configuration" (S27, S28); libcni `InjectConf` (L12).
 
@@ -19,15 +19,15 @@ use crate::error::{Error, code};
 use crate::fold;
 use crate::wording;
 
-/// Maximum size of a JSON document from any source, in bytes.
+/// Maximum JSON document from any source, in bytes.
 pub const DOCUMENT_MAX: usize = 1 << 20;
 
-/// Ordered object of unparsed values.
+/// Ordered object with unparsed values.
 #[derive(Clone, Debug, Default)]
 pub struct Object(Vec<(String, Box<RawValue>)>);
 
 impl Object {
-    /// Reads one object and nothing after it; `document` names the document in the error (code 6).
+    /// Parses exactly one object; `document` names it in the error (code 6).
     pub fn parse(bytes: &[u8], document: &str) -> Result<Object, Error> {
         if bytes.len() > DOCUMENT_MAX {
             return Err(Error::new(
@@ -44,7 +44,7 @@ impl Object {
         })
     }
 
-    /// Returns the value of `key`: the last exact match, else the last match by case folding.
+    /// Returns the value at `key`: the last exact match, or else the last match in any letter case.
     pub fn get(&self, key: &str) -> Option<&RawValue> {
         let exact = self.0.iter().rev().find(|(k, _)| k == key);
         exact
@@ -52,7 +52,7 @@ impl Object {
             .map(|(_, value)| value.as_ref())
     }
 
-    /// Decodes the value of `key`; absent and `null` are `None`. Errors (code 7) have key and value.
+    /// Decodes the value at `key`; `None` if it is absent or `null`. Errors (code 7) name key and value.
     pub fn read<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -61,7 +61,7 @@ impl Object {
         }
     }
 
-    /// Returns the object under `key` with unparsed values; absent and `null` are `None`.
+    /// Returns the object at `key` with unparsed values; `None` if it is absent or `null`.
     pub fn read_object(&self, key: &str) -> Result<Option<Object>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -73,17 +73,17 @@ impl Object {
         }
     }
 
-    /// Returns the string under `key`; absent, `null` and `""` are `None`.
+    /// Returns the string at `key`; `None` if it is absent, `null` or `""`.
     pub fn text(&self, key: &str) -> Result<Option<String>, Error> {
         Ok(self.read::<String>(key)?.filter(|text| !text.is_empty()))
     }
 
-    /// Whether there is a key with this exact name.
+    /// Whether there is a key with exactly this name.
     pub fn contains(&self, key: &str) -> bool {
         self.0.iter().any(|(k, _)| k == key)
     }
 
-    /// Sets `key` to these bytes, in its old place if there is one, else at the end.
+    /// Sets `key` to these bytes, in its old place if there is one, otherwise at the end.
     pub fn set_raw(&mut self, key: &str, value: Box<RawValue>) {
         match self.0.iter().rposition(|(k, _)| k == key) {
             Some(at) => {
@@ -98,7 +98,7 @@ impl Object {
         }
     }
 
-    /// Sets `key` to the JSON of `value`.
+    /// Sets `key` to the JSON form of `value`.
     pub fn set<T: Serialize + ?Sized>(&mut self, key: &str, value: &T) -> Result<(), Error> {
         let raw = serde_json::value::to_raw_value(value)
             .map_err(|cause| Error::internal(format!("encode {key}: {cause}")))?;
@@ -106,12 +106,12 @@ impl Object {
         Ok(())
     }
 
-    /// Removes every entry of this exact name.
+    /// Removes every entry with exactly this name.
     pub fn remove(&mut self, key: &str) {
         self.0.retain(|(k, _)| k != key);
     }
 
-    /// Sets `key` and removes all its other spellings that a folding decoder would accept.
+    /// Sets `key`, and removes all other spellings that a folding decoder would accept for it.
     pub fn impose(&mut self, key: &str, value: Box<RawValue>) {
         self.0.retain(|(k, _)| k == key || !fold::same(k, key));
         self.set_raw(key, value);
@@ -122,17 +122,17 @@ impl Object {
         self.0.retain(|(k, _)| !fold::same(k, key));
     }
 
-    /// Returns keys and values, in order.
+    /// Iterates over keys and values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &RawValue)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v.as_ref()))
     }
 
-    /// Whether there are no entries.
+    /// Whether the object has no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the object's JSON, without added white space.
+    /// Returns the JSON text, without added white space.
     pub fn to_json(&self) -> String {
         let mut out = String::with_capacity(self.0.iter().map(|(k, v)| k.len() + v.get().len() + 8).sum());
         out.push('{');

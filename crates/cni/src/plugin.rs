@@ -1,4 +1,4 @@
-//! Plugin side of CNI: the trait [`Plugin`], and the code that turns a call of it into stdout and an exit code.
+//! Plugin side of CNI: the trait [`Plugin`], and the code that turns a call into stdout and an exit code.
 //!
 //! ```text
 //!   process (variables, stdin, stdout) ──► respond (a function) ──► Plugin (a value) ──► ipam ──► Invoke
@@ -18,11 +18,11 @@ use crate::invoke::Invoke;
 use crate::result::Success;
 use crate::version::Version;
 
-/// CNI plugin. Every verb is required; a verb without effect says so in its body.
+/// CNI plugin. Every verb is required, so that a verb without effect must say so in its body.
 ///
-/// `delegates` runs other plugins (IPAM, or those that a meta-plugin calls).
+/// `delegates` runs other plugins: IPAM, or those that a meta-plugin calls.
 pub trait Plugin: Sync {
-    /// Returns the name of the plugin: the `type` of a configuration.
+    /// Returns the plugin name, which is the `type` in a configuration.
     fn name(&self) -> &'static str;
 
     /// Returns the CNI versions that the plugin supports.
@@ -30,29 +30,30 @@ pub trait Plugin: Sync {
         Version::ALL
     }
 
-    /// Whether ADD creates the container's interface and DEL does nothing but remove it and release its addresses.
+    /// Whether ADD creates the container's interface, and DEL only removes it and releases its addresses.
     ///
-    /// A meta-plugin may then remove the interfaces of several plugins in one request, before it calls their DEL.
+    /// A meta-plugin can then remove several plugins' interfaces in one request before it calls each DEL.
     fn creates_interface(&self) -> bool {
         false
     }
 
-    /// Whether ADD moves an interface of the host into the container and DEL returns it.
+    /// Whether ADD moves a host interface into the container, and DEL moves it back.
     ///
-    /// A meta-plugin calls this DEL before it removes interfaces of the container in one request.
+    /// A meta-plugin must call this DEL before it removes the container's interfaces in one request.
     fn moves_interface(&self) -> bool {
         false
     }
 
-    /// Returns the name of the host link that ADD creates for an attachment, at the `attempt`th try (0 first). Returns `None`
-    /// after the last try, and for a plugin that creates no link.
+    /// Returns the name of the host link that ADD creates for an attachment, on the given `attempt` (counted from 0).
+    /// `None` after the last attempt, and for plugins that create no link.
     ///
-    /// The link has the attachment's owner tag, and DEL removes it.
+    /// The link carries the attachment's owner tag, and DEL removes it.
     fn host_link_name(&self, _network: &str, _who: &Attachment, _attempt: u32) -> Option<String> {
         None
     }
 
-    /// Whether an IPAM plugin releases addresses through the container's interface, which must exist during its DEL.
+    /// Whether an IPAM plugin releases addresses through the container's interface, which must then still exist during
+    /// DEL.
     fn releases_through_interface(&self) -> bool {
         false
     }
@@ -62,24 +63,26 @@ pub trait Plugin: Sync {
         false
     }
 
-    /// Whether another project's plugin of this name has state that this plugin does not know: addresses in a cluster.
+    /// Whether another project's plugin with this name has state that this plugin does not know, such as addresses in a
+    /// cluster.
     ///
-    /// Such a plugin runs for a network only where it is installed under this name. To install it is the decision that the
-    /// state was taken over.
+    /// Such a plugin runs for a network only where an administrator has installed it under this name; by installing it,
+    /// the administrator confirms that the state was taken over.
     fn replaces_state(&self) -> bool {
         false
     }
 
-    /// Attaches, or fails without having changed anything.
+    /// Attaches the container, or fails without having changed anything.
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error>;
 
-    /// Detaches. Objects that no longer exist are no error; all steps are attempted and their failures collected.
+    /// Detaches the container. Objects that no longer exist are not an error. All steps are tried, and their errors
+    /// collected.
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error>;
 
-    /// Fails if the attachment differs from the state after the last ADD; changes nothing.
+    /// Fails if the attachment differs from what the last ADD left; changes nothing.
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error>;
 
-    /// Removes objects that belong to no valid attachment; all steps are attempted and their failures collected.
+    /// Removes objects that belong to no valid attachment. All steps are tried, and their errors collected.
     fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error>;
 
     /// Fails with code 50 or 51 if an ADD would fail now.

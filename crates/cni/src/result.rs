@@ -1,11 +1,11 @@
-//! Result of an ADD: interfaces, addresses, routes, DNS.
+//! ADD result: interfaces, addresses, routes, DNS.
 //!
-//! [`Success`] is the newest form. Results of older versions are converted to it and from it (`v02`, `v04` and `v1`, one
-//! module for each family of versions). A conversion drops information that the older form lacks. It fails only if the
-//! older form requires information that is missing.
+//! [`Success`] has the newest form. Older results are converted to it and from it (`v02`, `v04` and `v1`, one module
+//! for each family of versions). A conversion drops what the older form cannot express, and fails only if the older
+//! form requires something that is missing.
 //!
-//! Source: SPEC 1.1.0 §5 and the same section of each older tag; libcni `pkg/types/{020,040,100}`
-//! (requirements S2, S7, S15, S22–S24, S35, R1–R8).
+//! Source: SPEC 1.1.0 §5 and the same section of each older tag; libcni `pkg/types/{020,040,100}` (requirements S2, S7,
+//! S15, S22–S24, S35, R1–R8).
 
 mod route;
 mod v02;
@@ -23,10 +23,10 @@ use crate::fold;
 use crate::version::Version;
 use crate::wording;
 
-/// Result of an ADD in its newest form.
+/// ADD result in its newest form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Success {
-    /// Interfaces that the plugins created or moved, host side included. IPAM plugins leave it empty.
+    /// Interfaces that the plugins created or moved, including those on the host. IPAM plugins leave it empty.
     pub interfaces: Vec<Interface>,
     /// Allocated addresses.
     pub ips: Vec<IpConfig>,
@@ -36,46 +36,46 @@ pub struct Success {
     pub dns: Dns,
 }
 
-/// Interface of a result.
+/// Interface in a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     /// Name in its namespace.
     pub name: String,
-    /// Hardware address; empty for interfaces without layer 2.
+    /// MAC address; empty for interfaces without layer 2.
     pub mac: String,
     /// MTU in bytes, if the plugin reports it.
     pub mtu: Option<u32>,
-    /// Path of its network namespace (or a hypervisor's id); empty on the host.
+    /// Network namespace path (or a hypervisor's id); empty on the host.
     pub sandbox: String,
-    /// Path of the socket file, for an interface that is a socket.
+    /// Socket path, for an interface that is a socket.
     pub socket_path: String,
     /// Platform id of the underlying PCI device.
     pub pci_id: String,
 }
 
-/// Address of a result.
+/// Address in a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpConfig {
     /// Index into `interfaces`; absent in IPAM results, negative means none.
     pub interface: Option<i32>,
-    /// Address with its prefix length; host bits are kept.
+    /// Address with prefix length; host bits are kept.
     pub address: IpNet,
-    /// Gateway of that subnet.
+    /// Gateway in that subnet.
     pub gateway: Option<IpAddr>,
 }
 
-/// Route of a result.
+/// Route in a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; absent for the gateway of the address's subnet.
+    /// Next hop; if absent, the gateway from the address's subnet.
     pub gw: Option<IpAddr>,
-    /// MTU of the route, in bytes.
+    /// MTU for this route, in bytes.
     pub mtu: Option<u32>,
     /// Maximum segment size to advertise, in bytes.
     pub advmss: Option<u32>,
-    /// Metric; the lowest is preferred.
+    /// Metric; the lowest wins.
     pub priority: Option<u32>,
     /// Routing table number.
     pub table: Option<u32>,
@@ -84,22 +84,22 @@ pub struct Route {
 }
 
 impl Route {
-    /// Returns a route to `dst`, by `gw` if there is one.
+    /// Returns a route to `dst`, with a gateway if there is one.
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Route {
         Route { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
 
-    /// Returns the routing table if the route names one; 0 stands for the kernel's choice, the main table.
+    /// Returns the routing table if the route names one; 0 leaves the choice to the kernel, which takes the main table.
     pub fn named_table(&self) -> Option<u32> {
         self.table.filter(|table| *table != 0)
     }
 }
 
-/// DNS settings of a result or configuration.
+/// DNS settings in a result or configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Dns {
-    /// Name servers, most preferred first.
+    /// DNS servers, most preferred first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
     /// Local domain.
@@ -114,14 +114,14 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Whether no setting is present.
+    /// Whether there is no setting at all.
     pub fn is_empty(&self) -> bool {
         *self == Dns::default()
     }
 }
 
 impl Success {
-    /// Reads a result. Its own `cniVersion` decides the form; without one it is in version `expected`.
+    /// Reads a result. Its own `cniVersion` decides the form; without one, it must have the `expected` version.
     ///
     /// # Errors
     /// Code 6: not JSON. Code 1: unknown version. Code 7: malformed field.
@@ -155,18 +155,19 @@ impl Success {
         Ok((version, success))
     }
 
-    /// Whether an interface of this result is in the container: it has a sandbox.
+    /// Whether an interface in this result is in the container, that is, has a sandbox.
     ///
-    /// Some plugins never set a sandbox. In a result without any, the interface `ifname` (`CNI_IFNAME`) is the container's.
+    /// Some plugins never set a sandbox. If no interface has one, the interface named `ifname` (`CNI_IFNAME`) is the
+    /// container's.
     pub fn is_inside(&self, interface: &Interface, ifname: &str) -> bool {
         let is_marked = |interface: &Interface| !interface.sandbox.is_empty();
         is_marked(interface) || (interface.name == ifname && !self.interfaces.iter().any(is_marked))
     }
 
-    /// Returns this result as JSON in the form of `version`.
+    /// Converts this result to JSON in the form that `version` requires.
     ///
     /// # Errors
-    /// Only 0.1.0 and 0.2.0 can fail: they have no form for a result without an address.
+    /// Only 0.1.0 and 0.2.0 can fail, because they have no form for a result without an address.
     pub fn to_value(&self, version: Version) -> Result<Value, Error> {
         match version {
             Version::V0_1_0 | Version::V0_2_0 => v02::write(self, version),
@@ -176,17 +177,17 @@ impl Success {
         }
     }
 
-    /// Returns this result as a plugin prints it: indented by four spaces, no newline at the end.
+    /// Formats this result as plugins print it: indented by four spaces, without a newline at the end.
     pub fn print(&self, version: Version) -> Result<Vec<u8>, Error> {
         match version {
-            // Nearly every call prints this form: a JSON tree in between would double the cost of printing.
+            // Nearly every call prints this form, and a JSON tree in between would take twice as long.
             Version::V1_0_0 | Version::V1_1_0 => pretty(&v1::write(self, version)),
             _ => pretty(&self.to_value(version)?),
         }
     }
 }
 
-/// Returns JSON as Go plugins print it: indented by four spaces, no newline at the end.
+/// Formats JSON as Go plugins print it: indented by four spaces, without a newline at the end.
 pub fn pretty<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);
     let format = serde_json::ser::PrettyFormatter::with_indent(b"    ");
@@ -203,7 +204,7 @@ struct Header {
     cni_version: String,
 }
 
-/// Decoding of the address strings of all forms.
+/// Decoders for address strings, which all forms use.
 mod text {
     use std::net::IpAddr;
 
@@ -212,13 +213,13 @@ mod text {
     use crate::address::{parse_cidr, parse_ip};
     use crate::error::Error;
 
-    /// Reads a required prefix.
+    /// Parses a required prefix.
     pub(super) fn cidr(key: &str, text: &str) -> Result<IpNet, Error> {
         parse_cidr(text)
             .ok_or_else(|| Error::key(key, format!("{text:?}"), "not an address with a prefix length"))
     }
 
-    /// Reads an optional address; `""` is absent.
+    /// Parses an optional address; `""` means absent.
     pub(super) fn ip(key: &str, text: &str) -> Result<Option<IpAddr>, Error> {
         match text {
             "" => Ok(None),

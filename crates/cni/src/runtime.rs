@@ -1,13 +1,13 @@
-//! Runtime side of CNI: loading networks, running their plugins, and caching results.
+//! Runtime side of CNI: loads networks, runs their plugins, and caches results.
 //!
-//! [`chain`] runs the plugins of one network without any state. [`Runtime`] adds libcni's cache, for programs that are
-//! themselves the runtime (`weft cni`, tests). The meta-plugin has its journal instead.
+//! [`chain`] runs one network's plugins and keeps no state. [`Runtime`] adds libcni's cache, for programs that are the
+//! runtime themselves (`weft cni`, tests). The meta-plugin has its journal instead.
 //!
 //! The caller must ensure what no library can:
-//! - a new namespace before the first ADD, and its removal after the last DEL (S37);
-//! - one operation on a container at a time;
-//! - no GC during an ADD or DEL (S32);
-//! - a DEL after a failed ADD (S12).
+//! - The namespace is created before the first ADD and removed after the last DEL (S37).
+//! - Only one operation on a container runs at a time.
+//! - No GC runs during an ADD or DEL (S32).
+//! - A failed ADD is followed by a DEL (S12).
 //!
 //! Source: SPEC 1.1.0 §3; libcni `libcni/api.go`, `libcni/conf.go` (L1–L12).
 
@@ -29,20 +29,20 @@ use chain::{Attached, Keep, Parameters};
 
 /// Runtime with libcni's behaviour and cache.
 pub struct Runtime<'a> {
-    /// Caller of the plugins.
+    /// Calls the plugins.
     pub invoke: &'a dyn Invoke,
-    /// Cache of results.
+    /// Result cache.
     pub cache: Cache,
-    /// `CNI_PATH` of calls without an attachment.
+    /// `CNI_PATH` for calls that concern no attachment.
     pub path: String,
 }
 
 impl Runtime<'_> {
-    /// Attaches, and caches the result for CHECK and DEL (S31).
+    /// Attaches a container, and caches the result for CHECK and DEL (S31).
     ///
     /// # Errors
-    /// Those of [`chain::add`], and a failure to cache the result. Nothing is undone: call [`Runtime::del`], unless the
-    /// attachment existed before.
+    /// The same as for [`chain::add`], or the result cannot be cached. Nothing is undone: the caller must call
+    /// [`Runtime::del`], unless the attachment existed before.
     pub fn add(&self, network: &Network, parameters: &Parameters) -> Result<Attached, Error> {
         self.cache.check(&network.name, &parameters.who)?;
         let attached = chain::add(self.invoke, network, parameters)?;
@@ -52,7 +52,7 @@ impl Runtime<'_> {
         Ok(attached)
     }
 
-    /// Detaches; may be repeated. The cached result is removed only when every plugin has succeeded.
+    /// Detaches a container; can be repeated. The cached result is removed only when every plugin has succeeded.
     ///
     /// An invalid cached result is dropped, and the plugins get none (L6).
     pub fn del(&self, network: &Network, parameters: &Parameters) -> Result<(), Error> {
@@ -62,17 +62,17 @@ impl Runtime<'_> {
             false => Ok(None),
         };
         if last.is_err() {
-            // The entry could not be read. If it cannot be removed either, the plugins must still run.
+            // The entry could not be read. Even if it cannot be removed either, the plugins must still run.
             let _ = self.cache.remove(&network.name, who);
         }
         chain::del(self.invoke, network, parameters, last.ok().flatten().as_ref())?;
         self.cache.remove(&network.name, who)
     }
 
-    /// Checks; without a cached result the plugins decide what that means.
+    /// Checks an attachment. Without a cached result, the plugins decide what that means.
     ///
     /// # Errors
-    /// Those of [`chain::check`], and unlike in a DEL an invalid cached result.
+    /// The same as for [`chain::check`]; in addition, unlike for DEL, an invalid cached result.
     pub fn check(&self, network: &Network, parameters: &Parameters) -> Result<(), Error> {
         let possible = network.version >= Version::V0_4_0 && !network.disable_check;
         let last = match possible {
@@ -85,10 +85,10 @@ impl Runtime<'_> {
         chain::check(self.invoke, network, parameters, last.as_ref())
     }
 
-    /// Deletes every cached attachment of this network that `keep` does not contain, with the current configuration and the
-    /// cached parameters. Then calls GC of the plugins.
+    /// Detaches every cached attachment to this network that is not in `keep`, with the current configuration and the
+    /// cached parameters. Then calls each plugin's GC.
     ///
-    /// [`Keep::Unspecified`] keeps no cached attachment, as in libcni. All errors are returned together.
+    /// With [`Keep::Unspecified`] no cached attachment is kept, as in libcni. All errors are returned together.
     pub fn gc(&self, network: &Network, keep: Keep<'_>) -> Result<(), Error> {
         if network.disable_gc {
             return Ok(());
@@ -122,12 +122,12 @@ impl Runtime<'_> {
         chain::status(self.invoke, network, &self.path)
     }
 
-    /// Returns the capabilities that the network declares, or all reasons why it cannot be run here.
+    /// Returns the capabilities that the network declares, or all reasons why it cannot run here.
     pub fn validate(&self, network: &Network) -> Result<BTreeSet<String>, Error> {
         probe::validate(self.invoke, network, &self.path)
     }
 
-    /// Returns the cached attachments of one container or of all.
+    /// Lists the cached attachments for one container, or for all.
     pub fn attachments(&self, container: Option<&crate::name::ContainerId>) -> Result<Vec<Entry>, Error> {
         self.cache.attachments(container)
     }

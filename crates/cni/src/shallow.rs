@@ -1,20 +1,20 @@
-//! Parser of JSON that reads values down to a level and ignores deeper ones.
+//! JSON parser that reads values down to a given level and ignores anything deeper.
 //!
-//! The decoder of [`serde_json`] refuses a document that nests 128 levels deep. A plugin that removes an attachment reads
-//! only its own keys, which are near the top. The nesting of other values must not prevent the removal.
+//! The [`serde_json`] decoder refuses a document with 128 nested levels. A plugin that removes an attachment only reads
+//! its own keys, which are near the top, so deeply nested values elsewhere must not prevent the removal.
 //!
-//! - Arrays and objects below the level read as `null`; the decoder skips them without recursion.
-//! - Of several entries with one key the last one counts.
+//! - Arrays and objects below the level are read as `null`; the decoder skips them without recursion.
+//! - If a key occurs several times, the last entry counts.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Reads one JSON value down to `levels`.
+/// Parses one JSON value down to `levels`.
 ///
 /// # Errors
-/// It is not JSON.
+/// The text is not JSON.
 pub(crate) fn parse(bytes: &[u8], levels: usize) -> Result<Value, serde_json::Error> {
     let mut decoder = serde_json::Deserializer::from_slice(bytes);
     let value = Level(levels).deserialize(&mut decoder)?;
@@ -22,7 +22,7 @@ pub(crate) fn parse(bytes: &[u8], levels: usize) -> Result<Value, serde_json::Er
     Ok(value)
 }
 
-/// Number of levels to read.
+/// Number of levels that are still read.
 #[derive(Clone, Copy)]
 struct Level(usize);
 

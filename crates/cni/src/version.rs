@@ -1,13 +1,13 @@
-//! CNI versions, and the verbs of each.
+//! CNI versions, and the verbs that each one has.
 //!
 //! Versions are negotiated as exact strings: `"1.0"` is not `"1.0.0"`. Only where the specification compares versions
-//! (`cniVersions`, the availability of CHECK) they are parsed as numbers, by [`Triple`].
+//! (for example in `cniVersions`, or whether CHECK exists) are they parsed as numbers, by [`Triple`].
 //!
 //! Source: SPEC.md of every tag v0.1.0 … v1.1.0; libcni `pkg/version/plugin.go` (`ParseVersion`).
 
 use std::fmt;
 
-/// Released version of CNI. Later versions are greater.
+/// Released CNI version. Later versions compare as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     /// 0.1.0: `ip4`/`ip6` results, ADD and DEL.
@@ -41,7 +41,8 @@ impl Version {
     /// Newest supported version.
     pub const LATEST: Version = Version::V1_1_0;
 
-    /// Meaning of a missing `cniVersion` (libcni's `DecodeVersion`; the upgrade notes say 0.2.0, no code does).
+    /// Version that a missing `cniVersion` stands for (libcni's `DecodeVersion`; the upgrade notes say 0.2.0, but no
+    /// code does).
     pub const ABSENT: Version = Version::V0_1_0;
 
     /// Returns the string used in JSON.
@@ -57,7 +58,7 @@ impl Version {
         }
     }
 
-    /// Returns the version with exactly this string; the empty string is [`Version::ABSENT`].
+    /// Returns the version with exactly this string; the empty string means [`Version::ABSENT`].
     pub fn from_wire(text: &str) -> Option<Version> {
         if text.is_empty() {
             return Some(Version::ABSENT);
@@ -85,12 +86,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// Version as numbers, for comparison with versions that this release does not know.
+/// Version as numbers, which can also be compared with versions that this release does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Triple(pub u32, pub u32, pub u32);
 
 impl Triple {
-    /// Reads one to three numbers separated by dots; missing ones are 0, and the empty string is 0.1.0.
+    /// Parses one to three numbers separated by dots; missing ones are 0, and the empty string is 0.1.0.
     pub fn parse(text: &str) -> Option<Triple> {
         if text.is_empty() {
             return Some(Version::ABSENT.triple());
@@ -106,14 +107,14 @@ impl Triple {
     }
 }
 
-/// Command of CNI: the value of `CNI_COMMAND`.
+/// CNI command: the value of `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// Attaches a container to a network.
     Add,
-    /// Detaches it; never fails because an object no longer exists.
+    /// Detaches it; must never fail because an object no longer exists.
     Del,
-    /// Checks that the attachment is as the last ADD left it.
+    /// Checks that the attachment is still as the last ADD left it.
     Check,
     /// Removes objects that belong to no valid attachment.
     Gc,
@@ -128,7 +129,7 @@ impl Verb {
     pub const ALL: &'static [Verb] =
         &[Verb::Add, Verb::Del, Verb::Version, Verb::Check, Verb::Gc, Verb::Status];
 
-    /// Returns the value of `CNI_COMMAND`.
+    /// Returns the value for `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
             Verb::Add => "ADD",
@@ -140,7 +141,7 @@ impl Verb {
         }
     }
 
-    /// Returns the verb with this exact name; names are case-sensitive.
+    /// Returns the verb with exactly this name; names are case-sensitive.
     pub fn from_wire(text: &str) -> Option<Verb> {
         Verb::ALL.iter().copied().find(|v| v.as_str() == text)
     }

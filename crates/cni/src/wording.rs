@@ -1,6 +1,7 @@
-//! Errors of JSON in the words of JSON: a syntax error with its place and cure, and the type that a value must have.
+//! Explains JSON errors in JSON's own terms: where a syntax error is and how to fix it, and which type a value must
+//! have.
 //!
-//! Every reader of JSON uses these two functions, so that no message contains the terms of the decoder.
+//! Every JSON reader uses these two functions, so that no message shows the decoder's terms.
 //!
 //! Source: RFC 8259.
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 /// U+FEFF in UTF-8, with which some editors begin a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Whole numbers of the decoder: name, smallest and greatest.
+/// The decoder's whole numbers: name, smallest and greatest.
 const NUMBERS: &[(&str, &str, &str)] = &[
     ("u8", "0", "255"),
     ("u16", "0", "65535"),
@@ -26,7 +27,7 @@ const NUMBERS: &[(&str, &str, &str)] = &[
 ];
 
 /// Returns why `text` is not JSON, with line and column: `… at line 1 column 5`. Files that programs write are decoded
-/// without paths: their values of another form also have only a place.
+/// without paths, so for a value with the wrong form there is also only a place.
 pub fn syntax_error(text: &[u8], cause: &serde_json::Error) -> String {
     if text.starts_with(BYTE_ORDER_MARK) {
         return "it begins with a byte order mark; save it as UTF-8 without one".to_owned();
@@ -43,14 +44,14 @@ pub fn syntax_error(text: &[u8], cause: &serde_json::Error) -> String {
     format!("{why} at line {line} column {column}")
 }
 
-/// Returns the offset of a line and column as the decoder counts them.
+/// Returns the offset for a line and column as the decoder counts them.
 pub fn offset(text: &[u8], line: usize, column: usize) -> usize {
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     let start: usize = lines.take(line.saturating_sub(1)).map(<[u8]>::len).sum();
     (start + column.saturating_sub(1)).min(text.len())
 }
 
-/// Messages of the decoder: beginning, and the words for a user.
+/// Decoder messages: how each begins, and what to tell the user instead.
 const MESSAGES: &[(&str, &str)] = &[
     ("expected value", "a value is missing or misspelt"),
     ("expected ident", "a word must be in \" quotation marks, except true, false and null"),
@@ -72,7 +73,7 @@ const MESSAGES: &[(&str, &str)] = &[
     ("invalid unicode code point", "a string has a character that does not exist"),
 ];
 
-/// Returns the decoder's message in the words of JSON, without the place.
+/// Returns the decoder's message in JSON's terms, without the place.
 fn bare(cause: &serde_json::Error) -> String {
     let whole = cause.to_string();
     if let Some((_, words)) = MESSAGES.iter().find(|(begin, _)| whole.starts_with(begin)) {
@@ -82,7 +83,7 @@ fn bare(cause: &serde_json::Error) -> String {
     whole.strip_suffix(&place).unwrap_or(&whole).to_owned()
 }
 
-/// Returns what is missing at the end of a text.
+/// Returns what is missing at the end of the text.
 fn unfinished(text: &[u8]) -> String {
     if text.trim_ascii().is_empty() {
         return "it is empty".to_owned();
@@ -106,7 +107,7 @@ fn unfinished(text: &[u8]) -> String {
     }
 }
 
-/// Returns the cure for the character at which the decoder stopped, if it is a usual mistake.
+/// Returns a hint for the character at which the decoder stopped, if it is a common mistake.
 fn unexpected(text: &[u8], at: usize) -> Option<String> {
     let rest = String::from_utf8_lossy(text.get(at..)?);
     let character = rest.chars().next()?;
@@ -157,7 +158,7 @@ pub fn expected(expected: &dyn Expected, value: Option<&Value>) -> String {
     format!("expected {form}{cure}")
 }
 
-/// Returns a type as a user of JSON names it.
+/// Returns the name that JSON users have for a type.
 fn form(name: &str) -> String {
     if let Some((_, least, most)) = NUMBERS.iter().find(|(number, ..)| *number == name) {
         return match (*least, most.len() > 10) {
@@ -230,7 +231,7 @@ mod tests {
         ] {
             assert_eq!(why(text), expected, "{text}");
         }
-        // Other mistakes keep the words of the decoder.
+        // Other mistakes keep the decoder's words.
         assert_eq!(why("{\"a\": 01}"), "invalid number at line 1 column 8");
     }
 

@@ -1,4 +1,4 @@
-//! Test of the example plugin as a process.
+//! Tests the example plugin as a process.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
@@ -81,7 +81,7 @@ fn process_without_command_prints_about_text() {
 // Requirements: K3, S4
 #[test]
 fn process_version_answers_while_stdin_is_open() {
-    // Measure without the time to build the example.
+    // Building the example must not count in the measurement.
     let _ = testkit::example("recorder");
     let started = Instant::now();
     let mut child = start(&[("CNI_COMMAND", "VERSION")], Stdio::piped());
@@ -165,7 +165,7 @@ fn process_forwards_stderr_of_a_delegate() {
     assert!(text(&output.stdout).contains("10.0.0.2/24"));
 }
 
-/// A plugin that panics.
+/// Plugin that panics.
 struct Faulty;
 
 impl Plugin for Faulty {

@@ -1,4 +1,4 @@
-//! Property tests: parsing never panics, and foreign content is kept.
+//! Property tests: parsing never panics, and content that is not weft's is kept.
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Returns any JSON value, with odd spacing and numbers that no machine type can represent.
+/// Generates any JSON value, with odd spacing and numbers that no machine type can represent.
 fn json() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("null".to_owned()),
@@ -29,7 +29,7 @@ fn json() -> impl Strategy<Value = String> {
     })
 }
 
-/// Returns keys that matter and others, in several spellings.
+/// Generates keys that matter and others, in several spellings.
 fn key() -> impl Strategy<Value = String> {
     prop_oneof![
         "(?i)(name|type|plugins|cniVersion|cniVersions|capabilities|disableCheck|ips|address|routes|dst)",

@@ -1,7 +1,7 @@
-//! Test that every requirement of the CNI specification has a test of this crate, or a reason here why it has none.
+//! Tests that every requirement in the CNI specification has a test in this crate, or a reason here why it has none.
 //!
-//! A test names its requirements in the line above `#[test]`: `// Requirements: S8, trap 1`. The requirements are the rows
-//! of `docs/requirements.md` in the families `S`, `K`, `R`, `L`, `V` and `trap`.
+//! A test names its requirements in the line above `#[test]`: `// Requirements: S8, trap 1`. The requirements are the
+//! rows in `docs/requirements.md` in the families `S`, `K`, `R`, `L`, `V` and `trap`.
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
@@ -19,10 +19,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("V17", "the bridge plugin accepts any previous interface: its tests cover it"),
 ];
 
-/// Page with one row for each requirement.
+/// Page with one row per requirement.
 const PAGE: &str = include_str!("../../../docs/requirements.md");
 
-/// Returns whether an id is one of this crate: `S…`, `K…`, `R…`, `L…`, `V…` or `trap …`.
+/// Whether an id belongs to this crate: `S…`, `K…`, `R…`, `L…`, `V…` or `trap …`.
 fn is_own(id: &str) -> bool {
     let number = id.strip_prefix("trap ").or_else(|| id.strip_prefix(['S', 'K', 'R', 'L', 'V']));
     number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
@@ -33,13 +33,13 @@ fn wanted() -> BTreeSet<String> {
     ids.filter(|id| is_own(id)).map(str::to_owned).collect()
 }
 
-/// Returns the ids in a comment line above a test.
+/// Parses the ids in a comment line above a test.
 fn ids(line: &str) -> Vec<String> {
     let Some(ids) = line.strip_prefix("// Requirements: ") else { return Vec::new() };
     ids.split(", ").map(str::to_owned).collect()
 }
 
-/// Returns the tests of each id.
+/// Collects the tests for each id.
 fn tests() -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

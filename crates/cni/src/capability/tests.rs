@@ -1,4 +1,4 @@
-//! Tests of each convention in its documented form and as runtimes send it.
+//! Tests for each convention, in the documented form and as runtimes send it.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ fn capability_bandwidth_in_bits_as_cri_o_sends_it() -> Result<(), Error> {
     let crio =
         json!({"IngressRate": 2048, "IngressBurst": 1600, "EgressRate": 4096, "EgressBurst": u64::MAX});
     assert_eq!(capability(BANDWIDTH, &crio)?, Some(expected));
-    // The integration test of the reference plugins has this spelling.
+    // An integration test in the reference plugins uses this spelling.
     let odd = config(&json!({"runtimeConfig": {"bandWidth": crio}}));
     assert_eq!(odd.capability(BANDWIDTH)?, Some(expected));
     assert_eq!(json!(expected)["ingressRate"], 2048);
@@ -128,7 +128,7 @@ fn capability_strings_lists_and_maps() -> Result<(), Error> {
     let annotations: BTreeMap<String, String> =
         capability(POD_ANNOTATIONS, &json!({"k8s.v1.cni.cncf.io/networks": "a,b", "K": "1", "k": "2"}))?
             .unwrap_or_default();
-    // Keys of a map belong to the user and must match exactly.
+    // The keys of such a map are the user's own, so they must match exactly.
     assert_eq!(annotations.len(), 3);
     assert!(capability::<String>(DEVICE_INFO_FILE, &json!("/var/run/x.json"))?.is_some());
     Ok(())

@@ -1,4 +1,4 @@
-//! Tests of lists and single configurations.
+//! Tests for lists and single configurations.
 
 use super::*;
 

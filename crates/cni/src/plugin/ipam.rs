@@ -1,10 +1,10 @@
-//! Calls of the IPAM plugin named in `ipam.type`, with the same stdin and variables.
+//! Calls the IPAM plugin named in `ipam.type`, with the same stdin and variables.
 //!
-//! - The delegate gets the complete configuration, byte for byte, and the same variables (§4).
-//! - Its error keeps code and details; the message gets the prefix `ipam TYPE: …`.
-//! - After a failed ADD the delegate's DEL is *not* called. The ADD may have failed because the address already belongs to
-//!   this attachment; DEL would then release the address of a running container.
-//! - An ADD that succeeds with an invalid result is undone, because no other call could release its reservation.
+//! - The IPAM plugin gets the complete configuration, byte for byte, and the same variables (§4).
+//! - When it fails, its code and details are kept; the message gets the prefix `ipam TYPE: …`.
+//! - After a failed ADD, its DEL is *not* called. The ADD may have failed because the address already belongs to this
+//!   attachment, and then DEL would release the address of a running container.
+//! - If an ADD succeeds with an invalid result, it is undone, because no other call could release that reservation.
 //!
 //! Source: SPEC 1.1.0 §4 (S30), SPEC v0.3.0 "IP Allocation"; plugins `pkg/ipam`.
 
@@ -15,7 +15,7 @@ use crate::name::PluginType;
 use crate::result::Success;
 use crate::version::Verb;
 
-/// IPAM of one call.
+/// IPAM for one call.
 #[derive(Clone, Copy)]
 pub struct Ipam<'a> {
     call: &'a Call,
@@ -23,15 +23,15 @@ pub struct Ipam<'a> {
 }
 
 impl<'a> Ipam<'a> {
-    /// Returns the IPAM of a call. A network without an IPAM plugin fails at the first use, with the name of the key.
+    /// Returns the IPAM for a call. If the network has no IPAM plugin, the first use fails and names the key.
     pub fn new(call: &'a Call, delegates: &'a dyn Invoke) -> Ipam<'a> {
         Ipam { call, delegates }
     }
 
-    /// Returns the IPAM of a call, or `None` for a layer-2 network: one without `ipam.type`.
+    /// Returns the IPAM for a call; `None` for a layer-2 network, which has no `ipam.type`.
     ///
     /// # Errors
-    /// Code 7: `ipam` has another form, or its type is no plugin's name.
+    /// Code 7: `ipam` has another form, or the type is not a plugin name.
     pub fn configured(call: &'a Call, delegates: &'a dyn Invoke) -> Result<Option<Ipam<'a>>, Error> {
         let plugin = call.config.ipam_type()?;
         if plugin.is_empty() {
@@ -44,7 +44,7 @@ impl<'a> Ipam<'a> {
     /// Reserves addresses.
     ///
     /// # Errors
-    /// The delegate's own error. Code 6 or 7: its output is not a result; the reservation was released.
+    /// The IPAM plugin's own error. Code 6 or 7: its output is not a result; the reservation was released.
     pub fn add(&self) -> Result<Success, Error> {
         let (plugin, stdout) = self.invoke(Verb::Add)?;
         let read = match stdout.iter().all(u8::is_ascii_whitespace) {
@@ -60,17 +60,17 @@ impl<'a> Ipam<'a> {
         }
     }
 
-    /// Releases the addresses; it is no error if there are none.
+    /// Releases the addresses; it is not an error if there are none.
     pub fn del(&self) -> Result<(), Error> {
         self.invoke(Verb::Del).map(|_| ())
     }
 
-    /// Whether the container's interface must exist when the addresses are released.
+    /// Whether the container's interface must still exist when the addresses are released.
     pub fn needs_interface(&self) -> bool {
         self.call.config.ipam_type().is_ok_and(|plugin| self.delegates.releases_through_interface(&plugin))
     }
 
-    /// Fails unless the addresses of `prevResult` are still reserved.
+    /// Fails unless the addresses in `prevResult` are still reserved.
     pub fn check(&self) -> Result<(), Error> {
         self.invoke(Verb::Check).map(|_| ())
     }

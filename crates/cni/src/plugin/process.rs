@@ -1,10 +1,11 @@
-//! Plugin as a process: the only code that reads variables and stdin of the process and writes its stdout.
+//! Runs a plugin as a process. No other code reads the process's variables and stdin or writes its stdout.
 //!
 //! - Stdin is never read from a terminal.
-//! - VERSION, which needs no stdin, waits for it only briefly: a caller that did not close its end must not block it.
-//! - A failure to write the output is an error.
-//! - A panic prints an error and ends the process at once, without unwinding. The DEL that follows a failed ADD removes
-//!   the remains, as after a kill.
+//! - VERSION does not need stdin and waits for it only briefly, so that a caller that leaves its end open cannot block
+//!   it.
+//! - If the output cannot be written, the call fails.
+//! - A panic prints an error and ends the process at once, without unwinding. The DEL that follows a failed ADD cleans
+//!   up, as it does after a kill.
 //!
 //! Source: SPEC 1.1.0 §2; libcni `pkg/skel` (`PluginMainFuncs`), K2, K3.
 
@@ -22,13 +23,14 @@ use crate::invoke::Invoke;
 use crate::object::{DOCUMENT_MAX, Object};
 use crate::version::{Verb, Version};
 
-/// Maximum length of a panic's message in an error, in characters.
+/// Maximum length of a panic message in an error, in characters.
 const PANIC_MAX: usize = 500;
 
 /// Time that VERSION waits for its optional stdin.
 const STDIN_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Returns the plugin that a program was called as: by the file name of its first argument, else by the second argument.
+/// Finds the plugin that a program was called as: by the file name in its first argument, or else by its second
+/// argument.
 pub fn called_as<'a>(
     find: impl Fn(&str) -> Option<&'a dyn Plugin>,
     arguments: &[OsString],
@@ -37,7 +39,7 @@ pub fn called_as<'a>(
     find(file).or_else(|| find(arguments.get(1)?.to_str()?))
 }
 
-/// Runs the `main` function of a program of plugins, each called by its name; exit code 0 or 1.
+/// Runs a program that contains several plugins, each called by its name; returns exit code 0 or 1.
 pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match called_as(|name| plugins.iter().find(|plugin| plugin.name() == name).copied(), &arguments) {
@@ -46,7 +48,7 @@ pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
     }
 }
 
-/// Answers a call that names none of these plugins, with an advice; exit code 1.
+/// Answers a call that names none of these plugins with a hint; returns exit code 1.
 pub fn refuse<'a>(names: impl Iterator<Item = &'a str>, advice: &str) -> ExitCode {
     let names: Vec<&str> = names.collect();
     let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
@@ -56,7 +58,8 @@ pub fn refuse<'a>(names: impl Iterator<Item = &'a str>, advice: &str) -> ExitCod
     }
 }
 
-/// Answers a CNI call of a program that is no plugin with `error`, in the version of the configuration; exit code 1.
+/// Answers a CNI call to a program that is not a plugin with `error`, in the configuration's version; returns exit code
+/// 1.
 pub fn refuse_call(error: Error) -> ExitCode {
     let stdin = if io::stdin().is_terminal() { Vec::new() } else { optional_stdin() };
     let text = Object::parse(&stdin, "stdin").and_then(|object| object.text("cniVersion"));
@@ -64,7 +67,7 @@ pub fn refuse_call(error: Error) -> ExitCode {
     deliver(&Answer::failed(&error.in_version(version)))
 }
 
-/// Runs `plugin` with this process's variables and stdin; exit code 0 or 1.
+/// Runs `plugin` with this process's variables and stdin; returns exit code 0 or 1.
 pub fn run(plugin: &dyn Plugin, delegates: &dyn Invoke) -> ExitCode {
     answer_panics(plugin.name());
     let environment = Environment::of_process();
@@ -76,26 +79,26 @@ pub fn run(plugin: &dyn Plugin, delegates: &dyn Invoke) -> ExitCode {
     deliver(&respond(plugin, &environment, &mut stdin, delegates))
 }
 
-/// Returns stdin if its end comes soon, else nothing.
+/// Returns stdin if it ends soon, otherwise nothing.
 fn optional_stdin() -> Vec<u8> {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if io::stdin().lock().take(DOCUMENT_MAX as u64).read_to_end(&mut bytes).is_ok() {
-            // The receiver is gone if this took too long; the process is ending then.
+            // If this took too long, the receiver is gone, because the process is ending.
             let _ = send.send(bytes);
         }
     });
     receive.recv_timeout(STDIN_TIMEOUT).unwrap_or_default()
 }
 
-/// Ends the process: unwinding would run code whose assumptions have just been violated.
+/// Ends the process. Unwinding would run code whose assumptions have just been violated.
 #[allow(clippy::disallowed_methods, reason = "a panic does not unwind, so `main` cannot return")]
 fn end() -> ! {
     std::process::exit(1)
 }
 
-/// Makes a panic of any thread print an error on stdout and end the process.
+/// Makes a panic in any thread print an error on stdout and end the process.
 fn answer_panics(plugin: &'static str) {
     std::panic::set_hook(Box::new(move |panic| {
         let text: String = panic.payload_as_str().unwrap_or("no message").chars().take(PANIC_MAX).collect();
@@ -109,7 +112,7 @@ fn answer_panics(plugin: &'static str) {
 
 fn deliver(answer: &Answer) -> ExitCode {
     let Answer { stdout, stderr, success } = answer;
-    // Stderr is for people: a failure to write it is ignored.
+    // Stderr is only for people, so a write error is ignored.
     let _ = io::stderr().write_all(stderr.as_bytes());
     let mut out = io::stdout().lock();
     match out.write_all(stdout).and_then(|()| out.flush()) {

@@ -1,9 +1,9 @@
-//! A whole call of a plugin as a function, from variables and stdin to stdout and an exit code.
+//! A whole plugin call as a function, from variables and stdin to stdout and an exit code.
 //!
-//! - Everything is checked before the plugin acts, including the identity of the network namespace.
-//! - Every outcome has an output; `process.rs` prints that of a panic.
-//! - The output is in the version of the configuration: indented by four spaces, no newline at the end.
-//! - A result that the requested version cannot express undoes the ADD.
+//! - Everything is checked before the plugin acts, even whether the network namespace is the plugin's own.
+//! - Every outcome has an output; `process.rs` prints the one for a panic.
+//! - The output has the configuration's version, is indented by four spaces, and has no newline at the end.
+//! - If the requested version cannot express the result, the ADD is undone.
 //!
 //! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, trap 6, trap 8, trap 9).
 
@@ -25,8 +25,8 @@ use crate::object::{DOCUMENT_MAX, Object};
 use crate::result::pretty;
 use crate::version::{Verb, Version};
 
-/// Returns the path of the calling thread's namespace. For the main thread it is the path of the process, which the kernel
-/// resolves in half the time.
+/// Returns the path of the calling thread's namespace. The main thread uses the process path, which the kernel resolves
+/// in half the time.
 fn own_netns() -> &'static str {
     match rustix::thread::gettid() == rustix::process::getpid() {
         true => "/proc/self/ns/net",
@@ -34,17 +34,17 @@ fn own_netns() -> &'static str {
     }
 }
 
-/// Maximum length of message and details of an output, in bytes, because they may quote untrusted input.
+/// Maximum length of message and details in an output, in bytes, because they may quote untrusted input.
 const TEXT_MAX: usize = 8 << 10;
 
-/// Output of a plugin: the bytes for stdout, the text for stderr, and whether it succeeded.
+/// Plugin output: the bytes for stdout, the text for stderr, and whether the call succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// A result, a version report, an error, or nothing.
     pub stdout: Vec<u8>,
     /// Text for people; not part of CNI.
     pub stderr: String,
-    /// Whether the exit code is 0, else 1.
+    /// Whether the exit code is 0; otherwise it is 1.
     pub success: bool,
 }
 
@@ -53,12 +53,12 @@ impl Answer {
     pub fn failed(error: &Error) -> Answer {
         let mut error = error.clone();
         (error.msg, error.details) = (cut(error.msg, TEXT_MAX), cut(error.details, TEXT_MAX));
-        // The fallback is reached only if a struct of strings has no JSON form.
+        // This fallback can only be reached if a struct with strings has no JSON form.
         let stdout = pretty(&error).unwrap_or_else(|_| br#"{"code":999,"msg":"no answer"}"#.to_vec());
         Answer { stdout, stderr: String::new(), success: false }
     }
 
-    /// Returns the output as [`Invoke::invoke`] does.
+    /// Converts the output to what [`Invoke::invoke`] returns.
     pub fn into_result(self) -> Result<Vec<u8>, Error> {
         match self.success {
             true => Ok(self.stdout),
@@ -67,7 +67,7 @@ impl Answer {
     }
 }
 
-/// Runs one call of `plugin`. Reads `stdin` unless the call fails earlier or has no verb.
+/// Runs one call. Reads `stdin` unless the call fails earlier or has no verb.
 pub fn respond(
     plugin: &dyn Plugin,
     environment: &Environment,
@@ -86,7 +86,7 @@ pub fn respond(
     }
 }
 
-/// Runs the call without formatting the output; an error has the version once that of the configuration is known.
+/// Runs the call without formatting the output. An error carries the configuration's version once that is known.
 fn outcome(
     plugin: &dyn Plugin,
     environment: &Environment,
@@ -112,7 +112,7 @@ fn outcome(
         .map_err(|error| error.in_version(version))
 }
 
-/// Returns the text of a plugin that is run manually.
+/// Returns the text for a plugin that is run manually.
 fn about(plugin: &dyn Plugin) -> String {
     let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
     let verbs: Vec<String> = Verb::ALL.iter().map(|v| format!("{v} since {}", v.since())).collect();
@@ -125,7 +125,7 @@ fn about(plugin: &dyn Plugin) -> String {
     )
 }
 
-/// Returns the answer to VERSION, one line. A known version from stdin is echoed, as the specification requires.
+/// Returns the answer to VERSION, on one line. A known version from stdin is echoed, as the specification requires.
 fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -134,7 +134,7 @@ fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         supported_versions: Vec<&'a str>,
     }
 
-    // Stdin is optional here: invalid input counts as none.
+    // Stdin is optional here, so invalid input is treated as none.
     let given = Object::parse(stdin, "stdin").and_then(|object| object.text("cniVersion"));
     let echo = given.ok().flatten().and_then(|text| Version::from_wire(&text)).unwrap_or(Version::LATEST);
     let report = Report {
@@ -147,14 +147,14 @@ fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(line)
 }
 
-/// Reads stdin up to one byte beyond `limit`, so that the caller can refuse a longer document.
+/// Reads stdin up to one byte beyond `limit`, so that the caller can reject a longer document.
 fn read(stdin: &mut dyn Read, limit: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     stdin.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|cause| Error::io("read stdin", cause))?;
     Ok(bytes)
 }
 
-/// Call whose variables and configuration are valid.
+/// Call with valid variables and configuration.
 enum Request {
     Add(Attach),
     Del(Detach),
@@ -215,7 +215,7 @@ fn required(verb: Verb) -> &'static [&'static str] {
     }
 }
 
-/// Checks the variables of a verb: first that those present are valid, then that none is missing (K1).
+/// Checks the variables for a verb: first that those present are valid, then that none is missing (K1).
 fn variables(verb: Verb, environment: &Environment) -> Result<Option<Attachment>, Error> {
     let required = required(verb);
     let wanted = |name| required.contains(&name).then(|| environment.value(name)).filter(|v| !v.is_empty());
@@ -232,7 +232,7 @@ fn variables(verb: Verb, environment: &Environment) -> Result<Option<Attachment>
     Ok(container.zip(ifname).map(|(container, ifname)| Attachment { container, ifname }))
 }
 
-/// Refuses a verb that the version of the configuration does not have (K5).
+/// Rejects a verb that the configuration's version does not have (K5).
 fn gate(verb: Verb, version: Version) -> Result<(), Error> {
     if version >= verb.since() {
         return Ok(());
@@ -241,9 +241,9 @@ fn gate(verb: Verb, version: Version) -> Result<(), Error> {
         .details(format!("config is {version}, {verb} exists since {}", verb.since())))
 }
 
-/// Refuses to work on the plugin's own namespace, unless the caller allows it (K6).
+/// Rejects a call for the plugin's own namespace, unless the caller allows it (K6).
 ///
-/// A path that does not exist or cannot be read is no error here: the plugin decides.
+/// If the path does not exist or cannot be read, that is not an error here, because the plugin decides about it.
 fn foreign_netns(path: Option<&Path>, environment: &Environment) -> Result<(), Error> {
     let Some(path) = path else { return Ok(()) };
     if args::boolean(&environment.netns_override) == Some(true) {

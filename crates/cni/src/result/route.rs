@@ -1,7 +1,7 @@
-//! Routes of a result, in the one form of all versions.
+//! Result routes, which have the same form in all versions.
 //!
-//! Fields that 1.1.0 added remain in results of earlier versions, as in libcni. An IPAM plugin returns its routes in the
-//! version of the configuration, so without them the options of a route would never reach the interface plugin.
+//! Fields that 1.1.0 added also stay in earlier results, as in libcni. An IPAM plugin returns routes in the
+//! configuration's version, so without these fields, route options would never reach the interface plugin.
 //!
 //! Source: SPEC v0.2.0 "Result" to v1.1.0 §5 "Success"; libcni `pkg/types` `Route` (S35, C5).
 
@@ -28,13 +28,13 @@ pub(super) struct WireRoute {
     scope: Option<u8>,
 }
 
-/// Whether Go omits the number: it prints none of these if it is 0.
+/// Whether Go would omit the number, which it does if it is 0.
 pub(super) fn is_unset(number: &Option<u32>) -> bool {
     matches!(number, None | Some(0))
 }
 
 impl WireRoute {
-    /// Returns the route; errors name fields of `key`.
+    /// Converts to a route; errors name fields below `key`.
     pub(super) fn read(self, key: &str) -> Result<Route, Error> {
         let WireRoute { dst, gw, mtu, advmss, priority, table, scope } = self;
         Ok(Route {
@@ -48,7 +48,7 @@ impl WireRoute {
         })
     }
 
-    /// Returns a route as it is written.
+    /// Converts a route to its written form.
     pub(super) fn of(route: &Route) -> WireRoute {
         let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
         WireRoute {

@@ -1,4 +1,4 @@
-//! Tests of results of every version and their conversions.
+//! Tests for results in every version, and for conversions between them.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -14,7 +14,7 @@ fn convert(value: &Value, version: Version) -> Result<Value, Error> {
     Success::from_value(value, Version::ABSENT)?.1.to_value(version)
 }
 
-/// Returns a result that uses every field of its version.
+/// Returns a result that uses every field in its version.
 fn full(version: &str) -> Value {
     match version {
         "0.1.0" | "0.2.0" => json!({
@@ -260,7 +260,7 @@ fn result_keys_match_without_case() -> Result<(), Error> {
 fn address() -> impl Strategy<Value = IpNet> {
     let v4 = (any::<[u8; 4]>(), 0u8..=32).prop_map(|(ip, length)| IpNet::new(ip.into(), length).unwrap());
     let v6 = (any::<[u8; 16]>(), 0u8..=128).prop_map(|(ip, length)| IpNet::new(ip.into(), length).unwrap());
-    // As after parsing: an IPv4-mapped address is the IPv4 address.
+    // After parsing, an IPv4-mapped address is always IPv4.
     prop_oneof![v4, v6].prop_filter_map("mapped", |net| parse_cidr(&net.to_string()))
 }
 
@@ -302,7 +302,7 @@ prop_compose! {
     }
 }
 
-/// Returns a result reduced to the fields of 0.3.0 and 0.4.0.
+/// Returns a result reduced to the fields that 0.3.0 and 0.4.0 have.
 fn reduced(success: &Success) -> Success {
     let old = |i: &Interface| Interface {
         mtu: None,

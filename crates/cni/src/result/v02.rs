@@ -1,4 +1,4 @@
-//! Results of 0.1.0 and 0.2.0: at most one IPv4 and one IPv6 address, routes under the address.
+//! Results in 0.1.0 and 0.2.0: at most one IPv4 and one IPv6 address, each with its routes.
 //!
 //! Source: SPEC v0.2.0 "Result"; libcni `pkg/types/020` (S2, R1, R2, R7).
 
@@ -61,7 +61,7 @@ pub(super) fn write(success: &Success, version: Version) -> Result<Value, Error>
     serde_json::to_value(wire).map_err(|cause| Error::internal(format!("encode result: {cause}")))
 }
 
-/// Returns the first address of a family with that family's routes.
+/// Returns a family's first address with that family's routes.
 fn family(success: &Success, is: impl Fn(&IpNet) -> bool) -> Option<WireIp> {
     let first = success.ips.iter().find(|ip| is(&ip.address))?;
     let routes = success.routes.iter().filter(|route| is(&route.dst));

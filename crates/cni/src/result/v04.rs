@@ -1,7 +1,7 @@
-//! Results of 0.3.0, 0.3.1 and 0.4.0: interfaces, any number of addresses, each with its `version`.
+//! Results in 0.3.0, 0.3.1 and 0.4.0: interfaces, any number of addresses, each with its `version`.
 //!
-//! The text of 0.3.0 says `ip` in one place and `ips` in another; both are read, `ips` is written. `dns` is always written,
-//! even if it is empty, as every Go plugin of that time does (trap 5).
+//! The text of 0.3.0 says `ip` in one place and `ips` in another; both are read, `ips` is written. `dns` is always
+//! written, even if it is empty, because every Go plugin from that time does so (trap 5).
 //!
 //! Source: SPEC v0.3.0 and v0.4.0 "Result"; libcni `pkg/types/040` (S7, S15, R3–R5).
 

@@ -1,4 +1,4 @@
-//! Results of 1.0.0 and 1.1.0, which have one form: fields that 1.1.0 added remain in a 1.0.0 result, as in libcni.
+//! Results in 1.0.0 and 1.1.0, which share one form: fields that 1.1.0 added also stay in a 1.0.0 result, as in libcni.
 //!
 //! Source: SPEC v1.0.0 and v1.1.0 §5 "Success"; libcni `pkg/types/100` (S22–S23, S35, R4–R6).
 
@@ -70,7 +70,7 @@ pub(super) fn read(value: &Value) -> Result<Success, Error> {
     })
 }
 
-/// Returns a result as it is written.
+/// Converts a result to its written form.
 pub(super) fn write(success: &Success, version: Version) -> impl Serialize + use<> {
     let Success { interfaces, ips, routes, dns } = success;
     Wire {

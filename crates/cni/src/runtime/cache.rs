@@ -1,12 +1,12 @@
-//! Result cache of libcni: the attachments with their configuration, parameters and result.
+//! libcni's result cache: attachments with configuration, parameters and result.
 //!
-//! The files are compatible with libcni in both directions: `<directory>/results/<network>-<container id>-<ifname>`, JSON of
-//! kind `cniCacheV1`. Unlike libcni, weft writes a temporary file and renames it, so that a reader never sees an
-//! incomplete entry, and keeps a plugin's result as it was printed.
+//! The files are compatible with libcni in both directions: `<directory>/results/<network>-<container id>-<ifname>`,
+//! JSON of kind `cniCacheV1`. Unlike libcni, weft writes a temporary file and renames it, so that readers never see an
+//! incomplete entry, and it keeps a plugin's result exactly as it was printed.
 //!
-//! - An entry that cannot be opened or read counts as absent, as in libcni.
-//! - An entry that can be read and is invalid is an error: DEL continues without it, CHECK does not.
-//! - A file that is not an entry is read as a bare result, which old versions of libcni wrote.
+//! - An entry that cannot be opened or read is treated as absent, as in libcni.
+//! - An entry that can be read but is invalid is an error: DEL continues without it, CHECK does not.
+//! - A file that is not an entry is read as a bare result, which old libcni versions wrote.
 //! - Names in an entry are untrusted and validated again.
 //!
 //! Source: libcni `libcni/api.go` (`cachedInfo`, `GetCachedAttachments`): L5, L6, L9, S17, S31.
@@ -32,18 +32,18 @@ use crate::network::Network;
 use crate::object::{DOCUMENT_MAX, Object};
 use crate::version::Version;
 
-/// Default directory of libcni's cache.
+/// libcni's default cache directory.
 pub const DIRECTORY: &str = "/var/lib/cni";
 
 const KIND: &str = "cniCacheV1";
 
-/// Maximum size of an entry, in bytes: a configuration in base64, its arguments and its result.
+/// Maximum entry in bytes; it contains a configuration in base64, the arguments and the result.
 const ENTRY_MAX: u64 = 4 * DOCUMENT_MAX as u64;
 
-/// Maximum length of a file name, in bytes.
+/// Maximum file name in bytes.
 const FILE_NAME_MAX: usize = 255;
 
-/// Cache in a directory.
+/// Cache in one directory.
 #[derive(Clone, Debug)]
 pub struct Cache {
     results: PathBuf,
@@ -52,15 +52,15 @@ pub struct Cache {
 /// Cached attachment.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Name of the network.
+    /// Network name.
     pub network: NetworkName,
-    /// Configuration of the network at the time of the ADD.
+    /// Network configuration with which ADD was called.
     pub config: Vec<u8>,
-    /// Parameters of the ADD; `path` is empty, because the cache does not contain it.
+    /// ADD parameters; `path` is empty, because the cache does not store it.
     pub parameters: Parameters,
 }
 
-/// Content of the file, in libcni's order of keys.
+/// File content, with libcni's key order.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Wire {
@@ -85,12 +85,12 @@ struct Wire {
 }
 
 impl Cache {
-    /// Returns the cache in `directory`, which is created by the first write.
+    /// Returns the cache in `directory`, which is created with the first write.
     pub fn new(directory: &Path) -> Cache {
         Cache { results: directory.join("results") }
     }
 
-    /// Fails if an attachment of this network cannot be cached, so that the caller can refuse it before it is made.
+    /// Fails if an attachment to this network could not be cached, so that the caller can reject it before making it.
     pub fn check(&self, network: &NetworkName, who: &Attachment) -> Result<(), Error> {
         let name = file_name(network, who);
         // The temporary file has the longest name.
@@ -102,7 +102,7 @@ impl Cache {
         }
     }
 
-    /// Caches an attachment; the file is complete and on disk, or unchanged.
+    /// Caches an attachment; afterwards the file is either complete and on disk, or unchanged.
     pub fn write(&self, network: &Network, parameters: &Parameters, result: &Attached) -> Result<(), Error> {
         let Parameters { who, netns, args, capability_args, args_cni: _, path: _ } = parameters;
         let pairs: Vec<(String, String)> =
@@ -128,7 +128,8 @@ impl Cache {
     fn replace(&self, name: &str, bytes: &[u8]) -> std::io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.results)?;
         let draft = self.results.join(temporary(name));
-        // Remains of a crash; after that `create_new` refuses a link that another process put there.
+        // A crash may have left this file. After its removal, `create_new` refuses a link that another process puts
+        // there.
         remove(&draft)?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
         let written = file
@@ -141,10 +142,10 @@ impl Cache {
         written
     }
 
-    /// Returns the result of the last ADD, in `version`; `None` if there is none.
+    /// Returns the last ADD's result in `version`; `None` if there is none.
     ///
     /// # Errors
-    /// There is an entry, and it is invalid.
+    /// There is an entry, but it is invalid.
     pub fn result(
         &self,
         network: &NetworkName,
@@ -159,7 +160,7 @@ impl Cache {
                 Some(raw) => Attached::read(raw.get().as_bytes(), version),
                 None => return Ok(None),
             },
-            // An old result without a version is of 0.1.0, as results were before the cache had entries.
+            // An old result without a version is in 0.1.0, like all results before the cache had entries.
             None => Attached::read_in(&bytes, Version::ABSENT, version),
         };
         result.context(file.display()).map(Some)
@@ -168,7 +169,7 @@ impl Cache {
     /// Returns a cached attachment without its result; `None` if there is none.
     ///
     /// # Errors
-    /// There is a file, and it cannot be read or is not an entry.
+    /// There is a file, but it cannot be read or is not an entry.
     pub fn entry(&self, network: &NetworkName, who: &Attachment) -> Result<Option<Entry>, Error> {
         let file = self.results.join(file_name(network, who));
         let Some(bytes) = read(&file)? else { return Ok(None) };
@@ -179,7 +180,7 @@ impl Cache {
         entry(wire).context(file.display()).map(Some)
     }
 
-    /// Removes an attachment; it is no error if there is none.
+    /// Removes an attachment; it is not an error if there is none.
     pub fn remove(&self, network: &NetworkName, who: &Attachment) -> Result<(), Error> {
         let name = file_name(network, who);
         for file in [self.results.join(temporary(&name)), self.results.join(&name)] {
@@ -188,11 +189,11 @@ impl Cache {
         Ok(())
     }
 
-    /// Returns all attachments, or those of one container, by file name. Files that are not entries are ignored, and if all
-    /// containers are listed, also files that cannot be read.
+    /// Lists all attachments, or those of one container, by file name. Files that are not entries are ignored; when all
+    /// containers are listed, so are files that cannot be read.
     ///
     /// # Errors
-    /// The directory exists and cannot be read, or a file that may belong to the container.
+    /// The directory exists but cannot be read, or a file cannot be read that may belong to the container.
     pub fn attachments(&self, container: Option<&ContainerId>) -> Result<Vec<Entry>, Error> {
         let failed = |cause| Error::io(format_args!("read {}", self.results.display()), cause);
         let entries = match fs::read_dir(&self.results) {
@@ -261,7 +262,7 @@ fn temporary(name: &str) -> String {
     format!(".{name}.new")
 }
 
-/// Returns the content of a file, limited in size; `None` for anything but a regular file.
+/// Reads a file, limited in size; `None` for anything but a regular file.
 fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
     let failed = |cause| Error::io(format_args!("read {}", file.display()), cause);
     // Reading a pipe could block forever.

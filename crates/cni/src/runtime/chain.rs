@@ -1,13 +1,13 @@
-//! Execution of the plugins of a network, one after the other.
+//! Executes a network's plugins, one after the other.
 //!
-//! This module keeps no state: the caller of DEL or CHECK passes the result of the ADD. [`super::Runtime`] keeps it in
+//! This module keeps no state: the caller passes the ADD result to DEL and CHECK. [`super::Runtime`] keeps it in
 //! libcni's cache, the meta-plugin in its journal.
 //!
-//! - Each plugin gets its own configuration, byte for byte, with the additions of [`derive()`].
-//! - ADD goes forward; each plugin gets the result of the previous one. ADD stops at the first error and undoes nothing:
-//!   only the caller knows whether the attachment existed before.
+//! - Each plugin gets its own configuration, byte for byte, with the additions from [`derive()`].
+//! - ADD goes forward, and each plugin gets the previous one's result. ADD stops at the first error and undoes nothing,
+//!   because only the caller knows whether the attachment existed before.
 //! - DEL goes backward and stops at the first error; the caller repeats it.
-//! - GC continues after errors and returns all of them; STATUS returns the first, unchanged.
+//! - GC continues after errors and returns all of them; STATUS returns the first one, unchanged.
 //!
 //! Source: SPEC 1.1.0 §3; libcni `libcni/api.go` (S8–S12, S16, S17, S27, S28, S32, S33, L4, L6–L8, L12).
 
@@ -22,25 +22,25 @@ use crate::object::Object;
 use crate::result::Success;
 use crate::version::{Verb, Version};
 
-/// Parameters of an attachment: the same for ADD, CHECK and DEL.
+/// Attachment parameters, the same for ADD, CHECK and DEL.
 #[derive(Clone, Debug)]
 pub struct Parameters {
     /// Container and interface.
     pub who: Attachment,
-    /// Path of the network namespace; empty if the caller of a DEL no longer knows it.
+    /// Network namespace path; empty if the caller of a DEL no longer knows it.
     pub netns: String,
     /// `CNI_ARGS`.
     pub args: String,
-    /// Values by capability name; a plugin gets those that it declares.
+    /// Values by capability name; each plugin gets those that it declares.
     pub capability_args: Object,
-    /// Keys for `args.cni` of every plugin's configuration; they replace those of the configuration.
+    /// Keys to put into `args.cni` in every plugin's configuration, where they replace existing ones.
     pub args_cni: Object,
     /// `CNI_PATH`.
     pub path: String,
 }
 
 impl Parameters {
-    /// Returns the variables of a call with these parameters.
+    /// Returns the variables for a call with these parameters.
     pub fn environment(&self, verb: Verb) -> Environment {
         Environment {
             command: verb.as_str().to_owned(),
@@ -55,24 +55,24 @@ impl Parameters {
     }
 }
 
-/// Result of an ADD, in the version of its network.
+/// ADD result in its network's version.
 #[derive(Clone, Debug)]
 pub struct Attached {
-    /// Result as the last plugin printed it, unknown keys included, if it was in the network's version.
+    /// Result as the last plugin printed it, including unknown keys, if it already had the network's version.
     pub raw: Box<RawValue>,
     /// The same result, parsed.
     pub success: Success,
 }
 
 impl Attached {
-    /// Reads the output of a plugin (or a cached result) and converts it to `version`.
+    /// Reads a plugin's output (or a cached result) and converts it to `version`.
     ///
-    /// A result without a version is in `version`; `null` is the empty result (trap 4).
+    /// A result without a version is assumed to have `version`; `null` is the empty result (trap 4).
     pub fn read(bytes: &[u8], version: Version) -> Result<Attached, Error> {
         Attached::read_in(bytes, version, version)
     }
 
-    /// Reads a result like [`Attached::read`]; a result without a version is in `absent`.
+    /// Reads a result like [`Attached::read`], but a result without a version is assumed to have `absent`.
     pub fn read_in(bytes: &[u8], absent: Version, version: Version) -> Result<Attached, Error> {
         let (own, success) = Success::read(bytes, absent)?;
         if own != version {
@@ -93,8 +93,8 @@ impl Attached {
 /// Attaches: calls every plugin in order.
 ///
 /// # Errors
-/// The first failing plugin's own error with its code and details, or why it could not be run or its output is invalid.
-/// Previous plugins have acted: the caller decides whether to call DEL.
+/// The first failing plugin's own error with code and details; or why that plugin could not be run, or that its output
+/// is invalid. Plugins before it have already acted, so the caller must decide whether to call DEL.
 pub fn add(invoke: &dyn Invoke, network: &Network, parameters: &Parameters) -> Result<Attached, Error> {
     let environment = parameters.environment(Verb::Add);
     let mut previous: Option<Attached> = None;
@@ -112,9 +112,9 @@ pub fn add(invoke: &dyn Invoke, network: &Network, parameters: &Parameters) -> R
     previous.ok_or_else(|| Error::config("plugins: []: no plugins in list"))
 }
 
-/// Detaches: calls every plugin in reverse order, also those that the ADD did not reach; stops at the first failure.
+/// Detaches: calls every plugin in reverse order, even those that ADD did not reach; stops at the first error.
 ///
-/// `last` is the result of the ADD, if it is known; plugins before 0.4.0 do not get it.
+/// `last` is the ADD result, if it is known; plugins before 0.4.0 do not get it.
 pub fn del(
     invoke: &dyn Invoke,
     network: &Network,
@@ -127,15 +127,15 @@ pub fn del(
 /// Plugin whose DEL failed.
 #[derive(Clone, Debug)]
 pub struct PluginFailure<'a> {
-    /// Configuration of the plugin in its list.
+    /// Plugin configuration in the list.
     pub plugin: &'a Object,
-    /// Error of the plugin, or the reason why it could not be run.
+    /// The plugin's error, or the reason why it could not be run.
     pub error: Error,
 }
 
-/// Detaches like [`del`], but a failure does not stop the other plugins; all failures are returned.
+/// Detaches like [`del`], but continues after an error and returns all of them.
 ///
-/// For a caller that records what failed and calls again: the plugins that succeeded are then called again.
+/// For a caller that records what failed and calls again; the plugins that succeeded are then called again, too.
 pub fn del_all<'a>(
     invoke: &'a dyn Invoke,
     network: &'a Network,
@@ -148,7 +148,7 @@ pub fn del_all<'a>(
     failed.collect()
 }
 
-/// Returns an iterator that calls DEL of one plugin for each item.
+/// Returns an iterator that calls one plugin's DEL for each item.
 fn detach<'a>(
     invoke: &'a dyn Invoke,
     network: &'a Network,
@@ -165,7 +165,7 @@ fn detach<'a>(
     })
 }
 
-/// Checks: calls every plugin in order, each with the final result of the ADD.
+/// Checks: calls every plugin in order, each with the final ADD result.
 ///
 /// Succeeds without a call if the network disables CHECK. Error: code 1 if its version has no CHECK.
 pub fn check(
@@ -195,16 +195,16 @@ pub fn check(
     Ok(())
 }
 
-/// Attachments that a GC keeps.
+/// Attachments that GC must keep.
 #[derive(Clone, Copy, Debug)]
 pub enum Keep<'a> {
     /// These attachments and no others.
     Only(&'a [ValidAttachment]),
-    /// The caller passes no list: plugins get none and remove nothing of a known attachment.
+    /// The caller passes no list: plugins get none, and remove nothing that belongs to a known attachment.
     Unspecified,
 }
 
-/// Sends every plugin the list of valid attachments; continues after failures.
+/// Sends every plugin the list of valid attachments; continues after errors.
 ///
 /// Succeeds without a call if the network disables GC or its version has none.
 pub fn gc(invoke: &dyn Invoke, network: &Network, keep: Keep<'_>, path: &str) -> Result<(), Error> {
@@ -226,7 +226,7 @@ pub fn gc(invoke: &dyn Invoke, network: &Network, keep: Keep<'_>, path: &str) ->
     Error::join(errors.collect()).map_or(Ok(()), Err)
 }
 
-/// Checks with every plugin in order whether it could serve an ADD.
+/// Asks every plugin in order whether it could serve an ADD.
 ///
 /// Returns the first error unchanged, because its code is the result. Succeeds without a call if the network's version
 /// has no STATUS.
@@ -242,12 +242,12 @@ pub fn status(invoke: &dyn Invoke, network: &Network, path: &str) -> Result<(), 
     Ok(())
 }
 
-/// Returns the configuration that one plugin gets (§3 "Deriving request configuration"): as written, except that
+/// Derives the configuration that one plugin gets (§3 "Deriving request configuration"). It is as written, except that
 /// - `name` and `cniVersion` are the network's;
 /// - `prevResult` is `previous`, and absent without it;
-/// - `runtimeConfig` has the capability arguments that the plugin declares, if there are any;
-/// - `args.cni` has the keys of the parameters;
-/// - `capabilities` is left out, because it is for the runtime.
+/// - `runtimeConfig` contains the capability arguments that the plugin declares, if there are any;
+/// - `args.cni` contains the keys from the parameters;
+/// - `capabilities` is left out, because it is only for the runtime.
 pub fn derive(
     network: &Network,
     plugin: &Object,
@@ -300,12 +300,13 @@ fn run(
     invoke.invoke(&plugin_type(plugin)?, environment, config.to_json().as_bytes())
 }
 
-/// Returns the variables of a call about a whole network: all are set, most of them empty (L3).
+/// Returns the variables for a call that concerns a whole network: all are set, most of them empty (L3).
 fn bare(verb: Verb, path: &str) -> Environment {
     Environment { command: verb.as_str().to_owned(), path: path.to_owned(), ..Environment::default() }
 }
 
-/// Returns libcni's wording, which people search logs for: `plugin type="bridge" name="mine" failed (add)`.
+/// Returns the same wording as libcni, because people search logs for it: `plugin type="bridge" name="mine" failed
+/// (add)`.
 fn failed(plugin: &Object, verb: &str) -> String {
     let text = |key| plugin.text(key).ok().flatten().unwrap_or_default();
     let name = match text("name") {

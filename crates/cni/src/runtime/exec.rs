@@ -1,12 +1,14 @@
-//! Plugins as child processes: found in `CNI_PATH`, limited in time and output.
+//! Runs plugins as child processes: finds them in `CNI_PATH`, and limits their time and output.
 //!
-//! - The child inherits the environment and always gets the six variables; its stdin is the configuration.
-//! - It leads its own process group. At the deadline, or when weft is to stop, the whole group is killed.
-//! - Output on stdout beyond [`STDOUT_MAX`] is an error, and the group is killed. The last [`STDERR_MAX`] bytes of stderr
-//!   are kept.
-//! - A child that exits without reading stdin, or leaves a grandchild that holds stdout, causes no error and no delay.
-//! - While the program's file is open for writing ("text file busy", it is being installed), starting it is retried.
-//! - Its error is passed on as printed; its stderr is forwarded unless the error quotes it.
+//! - The child inherits the environment, always gets the six variables, and reads the configuration from stdin.
+//! - The child leads its own process group. At the deadline, or when weft must stop, the whole group is killed.
+//! - Printing more than [`STDOUT_MAX`] bytes on stdout is an error, and the group is killed. From stderr, the last
+//!   [`STDERR_MAX`] bytes are kept.
+//! - A child may exit without reading stdin, or leave a grandchild that holds stdout; neither causes an error or a
+//!   delay.
+//! - While the program file is open for writing ("text file busy", because it is being installed), starting it is
+//!   retried.
+//! - The child's error is passed on as printed. Its stderr is forwarded unless the error quotes it.
 //!
 //! Source: SPEC 1.1.0 §2, §4; libcni `pkg/invoke` (S1, L1–L4, S30).
 
@@ -26,19 +28,19 @@ use crate::invoke::{Invoke, read_error};
 use crate::name::PluginType;
 use crate::object::DOCUMENT_MAX;
 
-/// Maximum size of a plugin's output on stdout, in bytes: that of any JSON document.
+/// Maximum output on stdout in bytes, the same as for any JSON document.
 pub const STDOUT_MAX: usize = DOCUMENT_MAX;
 
-/// Maximum size of the kept end of a plugin's stderr, in bytes.
+/// Number of bytes that are kept from the end of stderr.
 pub const STDERR_MAX: usize = 64 * 1024;
 
-/// Maximum time to retry while the file is busy, as in libcni.
+/// Maximum time for retries while the file is busy, as in libcni.
 pub const BUSY_MAX: Duration = Duration::from_secs(6);
 
-/// Maximum length of a plugin's output quoted in an error, in characters; its end is quoted.
+/// Number of characters that an error quotes from the end of a plugin's output.
 const QUOTE_MAX: usize = 2000;
 
-/// Caller of plugins as child processes.
+/// Runs plugins as child processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Exec {
     deadline: Duration,
@@ -46,28 +48,28 @@ pub struct Exec {
     stop: Option<&'static AtomicBool>,
 }
 
-/// Output of a plugin that succeeded.
+/// Output from a plugin that succeeded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// Output on stdout, at most [`STDOUT_MAX`] bytes.
+    /// Stdout, at most [`STDOUT_MAX`] bytes.
     pub stdout: Vec<u8>,
-    /// Last [`STDERR_MAX`] bytes of stderr.
+    /// The last [`STDERR_MAX`] bytes from stderr.
     pub stderr: Vec<u8>,
 }
 
 impl Exec {
-    /// Returns a caller that allows `deadline` from the start of a plugin to its exit, retries included.
+    /// Returns a caller that allows `deadline` from the start of a plugin to its exit, including retries.
     pub const fn new(deadline: Duration) -> Exec {
         Exec { deadline, command: |program| Command::new(program), stop: None }
     }
 
-    /// Kills a running plugin and starts no other one after `stop` is set.
+    /// Kills a running plugin, and starts no other one, once `stop` is set.
     #[must_use]
     pub const fn unless(self, stop: &'static AtomicBool) -> Exec {
         Exec { stop: Some(stop), ..self }
     }
 
-    /// Starts plugins by the command that `command` returns for their path; errors still name the path.
+    /// Starts each plugin through the command that `command` returns for its path; errors still name the path.
     #[must_use]
     pub const fn through(self, command: fn(&Path) -> Command) -> Exec {
         Exec { command, ..self }
@@ -76,8 +78,8 @@ impl Exec {
     /// Runs `program`; [`Invoke::invoke`] finds it first and forwards its stderr.
     ///
     /// # Errors
-    /// The plugin's own error. Code 5: it could not be run, was too slow or printed too much. Code 999: it failed without a
-    /// CNI error.
+    /// The plugin's own error. Code 5: it could not be run, was too slow, or printed too much. Code 999: it failed
+    /// without a CNI error.
     pub fn run(&self, program: &Path, environment: &Environment, stdin: &[u8]) -> Result<Output, Error> {
         let (output, failure) = self.attend(program, (self.command)(program), environment, stdin)?;
         failure.map_or(Ok(output), Err)
@@ -86,7 +88,7 @@ impl Exec {
     /// Runs a plugin whose program needs arguments first; returns its output, and its error if it failed.
     ///
     /// # Errors
-    /// Code 5: it could not be run, was too slow or printed too much.
+    /// Code 5: it could not be run, was too slow, or printed too much.
     pub fn complete(
         &self,
         command: Command,
@@ -142,17 +144,17 @@ impl Invoke for Exec {
         let program = find(plugin, &environment.path)?;
         let (output, failure) = self.attend(&program, (self.command)(&program), environment, stdin)?;
         if !output.stdout.is_empty() || failure.is_none() {
-            // For people: a failure to write it is ignored.
+            // Stderr is only for people, so a write error is ignored.
             let _ = io::stderr().write_all(&output.stderr);
         }
         failure.map_or(Ok(output.stdout), Err)
     }
 }
 
-/// Returns the first regular file with this name in the directories of `path`; like libcni, ignores its mode.
+/// Finds the first regular file with this name in the directories in `path`; like libcni, ignores its mode.
 ///
 /// # Errors
-/// Code 5, with plugin and directories.
+/// Code 5, naming plugin and directories.
 pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
     // An empty entry would mean the working directory, which is never intended.
     let directories: Vec<&str> = path.split(':').filter(|directory| !directory.is_empty()).collect();
@@ -171,7 +173,7 @@ pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
     })
 }
 
-/// Returns why the kernel would refuse to execute a program: no permission, or neither a binary nor a script.
+/// Checks whether the kernel would execute a program: it must be executable, and a binary or a script.
 ///
 /// # Errors
 /// Code 5, naming the program.
@@ -205,7 +207,7 @@ fn spawn(command: &mut Command, until: Instant) -> io::Result<Child> {
     }
 }
 
-/// Returns the error of a plugin that failed, in libcni's wording if it printed none.
+/// Returns the error from a plugin that failed, in libcni's wording if the plugin printed none.
 fn failure(status: ExitStatus, output: &Output) -> Error {
     let Output { stdout, stderr } = output;
     let how = exit_text(status);
@@ -223,7 +225,7 @@ fn failure(status: ExitStatus, output: &Output) -> Error {
     }
 }
 
-/// Returns `exit status 1`, or the signal that killed the child.
+/// Formats an exit as `exit status 1`, or as the signal that killed the child.
 fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),

@@ -1,15 +1,15 @@
-//! Loader of networks from a configuration directory.
+//! Loads networks from a configuration directory.
 //!
 //! There are two readers:
-//! - [`Directory`], for the node agent and the multi-network specification: list files take precedence over single files
-//!   whatever their names are, and an invalid file hides no other.
-//! - [`find_strictly`], with the behaviour of libcni for users of `cnitool`: an invalid file that sorts before the
-//!   requested one is an error.
+//! - [`Directory`], for the node agent and the multi-network specification: list files take precedence over single
+//!   files whatever their names are, and an invalid file hides no other file.
+//! - [`find_strictly`], which behaves like libcni, for `cnitool` users: an invalid file that sorts before the requested
+//!   one is an error.
 //!
-//! A `.conflist` is a list, `.conf` and `.json` are single plugins. [`Directory`] also reads `.configlist` and `.config`, the
-//! names in the text of the multi-network specification. Files are read in the order of their names. Plugins in
-//! `<directory>/<network>/*.conf` are appended unless the list forbids it. A list in a file with the extension of a single
-//! plugin, and the other way round, is read according to its content, but not by the strict reader.
+//! A `.conflist` is a list; `.conf` and `.json` are single plugins. [`Directory`] also reads `.configlist` and
+//! `.config`, as the multi-network specification calls them. Files are read in name order. Plugins in
+//! `<directory>/<network>/*.conf` are appended unless the list forbids it. If a file has the wrong extension for its
+//! content, the content decides, but not for the strict reader.
 //!
 //! Source: SPEC 1.1.0 §1; libcni `libcni/conf.go`; NPWG 3.4.1 (S3, S22, S39, L10).
 
@@ -22,14 +22,14 @@ use crate::error::{Context, Error, code};
 use crate::network::Network;
 use crate::object::{DOCUMENT_MAX, Object};
 
-/// File extensions of lists, of single plugins, and of plugins in a network's own directory.
+/// File extensions for lists, for single plugins, and for plugins in a network's own directory.
 const LISTS: &[&str] = &["conflist", "configlist"];
 const SINGLES: &[&str] = &["conf", "json", "config"];
 const STRICT_LISTS: &[&str] = &["conflist"];
 const STRICT_SINGLES: &[&str] = &["conf", "json"];
 const INLINED: &[&str] = &["conf"];
 
-/// Content of a configuration directory.
+/// Networks in a configuration directory.
 #[derive(Debug, Default)]
 pub struct Directory {
     /// Networks by precedence: lists before single plugins, then by file name.
@@ -39,10 +39,10 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Returns the network of the file `path`, or those of the directory `path`; empty if the path does not exist.
+    /// Reads the network in the file `path`, or all networks in the directory `path`; empty if the path does not exist.
     ///
     /// # Errors
-    /// Those of [`Directory::read`].
+    /// The same as for [`Directory::read`].
     pub fn at(path: &Path) -> Result<Directory, Error> {
         if !fs::metadata(path).is_ok_and(|metadata| metadata.is_file()) {
             return Directory::read(path);
@@ -53,7 +53,7 @@ impl Directory {
         })
     }
 
-    /// Reads every configuration file; a missing directory is empty.
+    /// Reads every configuration file; a missing directory counts as empty.
     ///
     /// # Errors
     /// Code 5: the directory itself cannot be read.
@@ -61,10 +61,10 @@ impl Directory {
         Directory::with(path, [LISTS, SINGLES])
     }
 
-    /// Reads the files that libcni and container runtimes read: no `.configlist`, no `.config`.
+    /// Reads only files that libcni and container runtimes read, that is, neither `.configlist` nor `.config`.
     ///
     /// # Errors
-    /// Those of [`Directory::read`].
+    /// The same as for [`Directory::read`].
     pub fn of_runtime(path: &Path) -> Result<Directory, Error> {
         Directory::with(path, [STRICT_LISTS, STRICT_SINGLES])
     }
@@ -83,27 +83,27 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Returns the network with this name: of a list file if there is one, else of a single file.
+    /// Finds the network with this name, in a list file if there is one, otherwise in a single file.
     pub fn find(&self, name: &str) -> Option<&Network> {
         self.networks.iter().find(|(_, network)| network.name.as_str() == name).map(|(_, network)| network)
     }
 
-    /// Returns the network whose file comes first by name: a container runtime's default network.
+    /// Returns the network whose file comes first by name: the one that a container runtime uses by default.
     pub fn first(&self) -> Option<(&Path, &Network)> {
         let by_name = |(path, _): &&(PathBuf, Network)| path.clone();
         self.networks.iter().min_by_key(by_name).map(|(path, network)| (path.as_path(), network))
     }
 
-    /// Returns the first file by name that exists and cannot be read; its content is unknown.
+    /// Returns the first file by name that exists but cannot be read, so that its content is unknown.
     pub fn unread(&self) -> Option<(&Path, &Error)> {
         let unread = self.faults.iter().filter(|(_, error)| error.code == code::IO_FAILURE);
         unread.min_by_key(|(path, _)| path).map(|(path, error)| (path.as_path(), error))
     }
 
-    /// Fails if a file that cannot be read sorts before `file`, or if there is any and `file` is `None`.
+    /// Fails if an unreadable file sorts before `file`, or if there is any and `file` is `None`.
     ///
     /// # Errors
-    /// The error of the first such file.
+    /// The error for the first such file.
     pub fn is_first(&self, file: Option<&Path>) -> Result<(), Error> {
         match self.unread() {
             Some((unread, error)) if file.is_none_or(|file| unread < file) => Err(error.clone()),
@@ -112,7 +112,7 @@ impl Directory {
     }
 }
 
-/// Returns the network `name` of the directory `path`.
+/// Finds the network `name` in the directory `path`.
 ///
 /// # Errors
 /// Code 7: it does not exist; the error also names files that could not be read. Code 5: the directory cannot be read.
@@ -125,10 +125,10 @@ pub fn find(path: &Path, name: &str) -> Result<Network, Error> {
     Err(not_found(path, name).details(unread.join("; ")))
 }
 
-/// Returns the network `name` of the directory `path`, as libcni finds it.
+/// Finds the network `name` in the directory `path` the way libcni does.
 ///
 /// # Errors
-/// Those of [`find`], and the error of any invalid file that sorts before the network's.
+/// The same as for [`find`], and the error for any invalid file that sorts before the network's.
 pub fn find_strictly(path: &Path, name: &str) -> Result<Network, Error> {
     let lists = files(path, STRICT_LISTS)?;
     for file in &lists {
@@ -143,7 +143,7 @@ pub fn find_strictly(path: &Path, name: &str) -> Result<Network, Error> {
         if plugin.get("type").is_none() {
             return Err(Error::config(format!("{}: missing plugin type", file.display())));
         }
-        // A single configuration, unlike a list, may lack a name as long as another network is requested.
+        // Unlike a list, a single configuration may lack a name as long as another network is requested.
         if plugin.text("name")?.as_deref() == Some(name) {
             return Network::from_object(plugin).context(file.display());
         }
@@ -158,7 +158,7 @@ fn not_found(path: &Path, name: &str) -> Error {
     Error::config(format!("no net configuration with name {name:?} in {}", path.display()))
 }
 
-/// Returns the network of one file, with the plugins from files beside it.
+/// Reads the network in one file, with the plugins from separate files.
 pub fn network(file: &Path) -> Result<Network, Error> {
     let path = file.display().to_string();
     let mut network = Network::parse_open(&bytes(file)?, &path)?;
@@ -166,7 +166,7 @@ pub fn network(file: &Path) -> Result<Network, Error> {
     closed(network, &path)
 }
 
-/// Returns the network of one file if it is a list.
+/// Reads the network in one file if it is a list.
 fn list(file: &Path) -> Result<Network, Error> {
     let path = file.display().to_string();
     let bytes = bytes(file)?;
@@ -186,7 +186,7 @@ fn closed(network: Network, path: &str) -> Result<Network, Error> {
     }
 }
 
-/// Appends the plugins of `<directory>/<network>/*.conf` (S39).
+/// Appends the plugins in `<directory>/<network>/*.conf` (S39).
 fn add_plugins_beside(network: &mut Network, file: &Path) -> Result<(), Error> {
     if network.load_only_inlined_plugins {
         return Ok(());
@@ -202,7 +202,7 @@ fn object(file: &Path) -> Result<Object, Error> {
     Object::parse(&bytes(file)?, &file.display().to_string())
 }
 
-/// Returns the content of a file, limited in size.
+/// Reads a file, limited in size.
 fn bytes(file: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     File::open(file)
@@ -215,7 +215,7 @@ fn extension(file: &Path) -> &str {
     file.extension().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// Returns the regular files with these extensions, by name; none if the directory does not exist.
+/// Lists the regular files with these extensions, by name; empty if the directory does not exist.
 fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let failed = |cause| Error::new(code::IO_FAILURE, format!("read {}: {cause}", directory.display()));
     let entries = match fs::read_dir(directory) {
@@ -232,7 +232,7 @@ fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
         match fs::metadata(&path) {
             Ok(metadata) if !metadata.is_file() => {}
             Err(cause) if cause.kind() == ErrorKind::NotFound => {}
-            // A file without readable metadata may exist: reading it returns the error.
+            // A file whose metadata cannot be read may exist; reading it then returns the error.
             Ok(_) | Err(_) => files.push(path),
         }
     }

@@ -1,7 +1,7 @@
-//! Query of the versions that plugins support, before any attachment.
+//! Asks plugins which versions they support, before any attachment.
 //!
-//! Source: SPEC 1.1.0 §2 "VERSION", §5 "Version"; libcni `ValidateNetworkList`, `GetVersionInfo`,
-//! `PluginDecoder` (S4, L11).
+//! Source: SPEC 1.1.0 §2 "VERSION", §5 "Version"; libcni `ValidateNetworkList`, `GetVersionInfo`, `PluginDecoder` (S4,
+//! L11).
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use crate::name::PluginType;
 use crate::network::{Network, plugin_type};
 use crate::version::{Verb, Version};
 
-/// Answer of a 0.1.0 plugin to an unknown command. Its code is not defined, so the message is compared.
+/// Answer from a 0.1.0 plugin to an unknown command. The code is not defined, so the message must be compared.
 const NO_VERSION_COMMAND: &str = "unknown CNI_COMMAND: VERSION";
 
-/// Value of variables that plugins with old libraries require even for VERSION.
+/// Value for variables that plugins with old libraries require even for VERSION.
 const DUMMY: &str = "dummy";
 
 #[derive(Default, serde::Deserialize)]
@@ -26,7 +26,7 @@ struct Report {
     supported_versions: Vec<String>,
 }
 
-/// Returns the versions that a plugin reports, as it writes them.
+/// Returns the versions that a plugin reports, as the plugin writes them.
 ///
 /// # Errors
 /// The plugin cannot be run, or its report is empty.
@@ -54,10 +54,10 @@ pub fn versions(invoke: &dyn Invoke, plugin: &PluginType, path: &str) -> Result<
     }
 }
 
-/// Checks that every plugin of the network exists and supports its version; returns the capabilities it declares.
+/// Checks that every plugin in the network exists and supports its version; returns the capabilities that it declares.
 ///
 /// # Errors
-/// All faults, not only the first one.
+/// All findings, not only the first one.
 pub fn validate(invoke: &dyn Invoke, network: &Network, path: &str) -> Result<BTreeSet<String>, Error> {
     let wanted = network.version.as_str();
     let one = |name: PluginType| {

@@ -1,6 +1,6 @@
-//! Directory of real plugins for tests: shell scripts that record their input and answer from files.
+//! Directory with real plugins for tests: shell scripts that record their input and answer from files.
 //!
-//! A script prints `NAME.VERB.out` for a verb; its exit code is 1 if `NAME.VERB.fail` exists.
+//! For each verb, a script prints `NAME.VERB.out`; its exit code is 1 if `NAME.VERB.fail` exists.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -32,7 +32,7 @@ pub(super) struct Rig {
     directory: PathBuf,
 }
 
-/// Call of a plugin, as the plugin received it.
+/// Plugin call, as the plugin received it.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) plugin: String,
@@ -64,7 +64,7 @@ impl Rig {
         Rig { directory }
     }
 
-    /// Returns a rig with recording plugins of these names, whose ADD prints an empty result.
+    /// Returns a rig that has recording plugins with these names, whose ADD prints an empty result.
     pub(super) fn with(plugins: &[&str]) -> Rig {
         let rig = Rig::new();
         for plugin in plugins {
@@ -90,7 +90,7 @@ impl Rig {
         fs::write(self.directory.join(format!("{plugin}.{verb}.fail")), "").unwrap();
     }
 
-    /// Stops failing.
+    /// Makes a plugin succeed again.
     pub(super) fn recovers(&self, plugin: &str, verb: &str) {
         for ending in ["out", "fail"] {
             fs::remove_file(self.directory.join(format!("{plugin}.{verb}.{ending}"))).unwrap();
@@ -124,7 +124,7 @@ impl Rig {
         seen
     }
 
-    /// Returns `plugin VERB` of each call since the last query.
+    /// Returns `plugin VERB` for each call since the last query.
     pub(super) fn order(&self) -> Vec<String> {
         self.calls().iter().map(|call| format!("{} {}", call.plugin, call.verb())).collect()
     }
@@ -158,7 +158,7 @@ pub(super) fn object(text: &str) -> Object {
     Object::parse(text.as_bytes(), "test").unwrap()
 }
 
-/// Returns a list of plugins without options.
+/// Returns a list whose plugins have no options.
 pub(super) fn network(version: &str, plugins: &[&str]) -> Network {
     let plugins: Vec<String> = plugins.iter().map(|name| format!(r#"{{"type":"{name}"}}"#)).collect();
     let text = format!(r#"{{"cniVersion":"{version}","name":"net","plugins":[{}]}}"#, plugins.join(","));

@@ -1,4 +1,4 @@
-//! Tests of chain and cache together, on real processes and files.
+//! Tests for chain and cache together, with real processes and files.
 
 use std::fs;
 
@@ -83,7 +83,7 @@ fn runtime_invalid_cached_result_in_del_and_check() -> Result<(), Error> {
     assert!(error.msg.starts_with(r#"failed to get network "net" cached result: "#), "{error}");
     assert!(rig.order().is_empty());
 
-    // The file is removed even if the plugin then fails, so the next DEL does not find it again.
+    // The file is removed even if the plugin then fails, so that the next DEL does not find it again.
     rig.fails("one", "DEL", r#"{"code":5,"msg":"no"}"#);
     assert!(with(&rig, |runtime| runtime.del(&network, &rig.parameters())).is_err());
     assert_eq!(rig.calls()[0].config().get("prevResult"), None);

@@ -1,4 +1,4 @@
-//! Tests of delegation to a real IPAM plugin, called without a process.
+//! Tests that delegate to a real IPAM plugin, called without a process.
 
 use std::sync::Mutex;
 
@@ -13,7 +13,7 @@ use crate::plugin::{Answer, Plugin, respond};
 use crate::result::IpConfig;
 use crate::version::Version;
 
-/// IPAM plugin with one address.
+/// IPAM plugin that has only one address.
 #[derive(Default)]
 struct OneAddress {
     held: Mutex<bool>,
@@ -58,7 +58,7 @@ impl Plugin for OneAddress {
     }
 }
 
-/// Caller of the IPAM plugin with the interface of a process; `garble` changes the output of an ADD.
+/// Calls the IPAM plugin through the same interface as a process; `garble` changes what ADD prints.
 struct Caller<'a>(&'a OneAddress, fn(Vec<u8>) -> Vec<u8>);
 
 impl Invoke for Caller<'_> {
@@ -116,7 +116,7 @@ fn ipam_delegate_gets_the_same_stdin_and_variables() -> Result<(), Error> {
 fn ipam_result_is_in_the_version_of_the_configuration() -> Result<(), Error> {
     for version in Version::ALL {
         let manager = OneAddress::default();
-        // A result without a version is in the version of the configuration.
+        // A result without a version has the configuration's version.
         let caller = Caller(&manager, |stdout| {
             let mut value: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
             value.as_object_mut().unwrap().remove("cniVersion");
@@ -138,7 +138,7 @@ fn ipam_error_keeps_code_and_details() -> Result<(), Error> {
     let error = Ipam::new(&call, &caller).add().unwrap_err();
     assert_eq!((error.code, error.msg.as_str()), (11, "ipam one-address: pool is busy"));
     assert_eq!(error.details, "d");
-    // The address may belong to a running container, so it is not released.
+    // The address may belong to a running container, so it must not be released.
     assert_eq!(manager.calls.lock().unwrap().len(), 1);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Tests of whole calls of a plugin, without a process.
+//! Tests for whole plugin calls, without a process.
 
 use std::cell::RefCell;
 use std::io;
@@ -64,7 +64,7 @@ impl Plugin for Recorder {
     }
 }
 
-/// Caller without any plugins: no plugin of these tests delegates.
+/// Caller that knows no plugins, because no plugin in these tests delegates.
 struct NoDelegates;
 
 impl Invoke for NoDelegates {
@@ -341,7 +341,7 @@ fn error_has_the_version_in_use() {
         String::from_utf8(answer.stdout).unwrap(),
         "{\n    \"cniVersion\": \"0.4.0\",\n    \"code\": 7,\n    \"msg\": \"bad\"\n}"
     );
-    // Before the configuration is read, it is the newest version of the plugin.
+    // Until the configuration is read, the plugin's newest version is used.
     let old = Recorder { versions: Some(&Version::ALL[..5]), ..Recorder::default() };
     let answer = call(&old, &Environment { command: "ADD".into(), ..Environment::default() }, "");
     assert_eq!(error(&answer).cni_version.as_deref(), Some("0.4.0"));

@@ -1,4 +1,4 @@
-//! Tests of the cache's files, which are those of libcni.
+//! Tests for the cache files, which must be the same as libcni's.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -23,7 +23,7 @@ fn result(text: &str) -> Attached {
     Attached::read(text.as_bytes(), Version::V1_0_0).unwrap()
 }
 
-/// Entry of libcni 1.3 for the same attachment, byte for byte.
+/// Entry that libcni 1.3 wrote for the same attachment, byte for byte.
 const GO: &str = concat!(
     r#"{"kind":"cniCacheV1","containerId":"c1","config":"eyJjbmlWZXJzaW9uIjoiMS4wLjAiLCJuYW1lIjoibmV0IiwicGx1Z2lucyI6W3sidHlwZSI6Im9uZSJ9XX0=","#,
     r#""ifName":"eth0","networkName":"net","netns":"/run/netns/blue","cniArgs":[["IgnoreUnknown","1"],["A","b"]],"#,
@@ -76,7 +76,7 @@ fn cache_entry_of_libcni_is_read() -> Result<(), Error> {
     assert_eq!(entry.parameters.args, "IgnoreUnknown=1;A=b");
     assert_eq!(entry.parameters.netns, "/run/netns/blue");
     assert_eq!(entry.parameters.capability_args.to_json(), r#"{"mac":"c2:11:22:33:44:55"}"#);
-    // The result is read in the requested version, not in that of the ADD.
+    // The result is read in the requested version, not in the ADD's.
     let attached = cache(&rig).result(&name, &who, Version::V0_4_0)?.unwrap();
     assert_eq!(
         attached.raw.get(),
@@ -173,7 +173,7 @@ fn cache_entry_is_replaced_and_removed() -> Result<(), Error> {
     let rig = Rig::new();
     let (cache, parameters) = (cache(&rig), rig.parameters());
     let name = NetworkName::new("net")?;
-    // Remains of a crash.
+    // A crash left this behind.
     fs::create_dir_all(rig.directory().join("cache/results")).unwrap();
     let draft = rig.directory().join("cache/results/.net-c1-eth0.new");
     fs::write(&draft, "half").unwrap();
@@ -194,7 +194,7 @@ fn cache_entry_is_replaced_and_removed() -> Result<(), Error> {
 #[test]
 fn cache_write_failure_leaves_no_file() {
     let rig = Rig::new();
-    // Root can write anywhere, but not into a file in place of a directory.
+    // Root can write anywhere, but not where a file takes the directory's place.
     fs::write(rig.directory().join("cache"), "").unwrap();
     let error = cache(&rig).write(&network("1.0.0", &["one"]), &rig.parameters(), &result("{}")).unwrap_err();
     assert!(error.code == 5 && error.msg.contains("net-c1-eth0"), "{error}");

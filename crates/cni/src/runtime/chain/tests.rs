@@ -1,4 +1,4 @@
-//! Tests of chains of real plugin processes.
+//! Tests for chains of real plugin processes.
 
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ fn chain_passes_the_previous_result() -> Result<(), Error> {
     let last = add(&exec(), &network("1.0.0", &["one", "two", "three"]), &rig.parameters())?;
     let calls = rig.calls();
     assert_eq!(calls[0].config().get("prevResult"), None);
-    // Byte for byte: a 20-digit number and an unknown key are kept.
+    // Byte for byte: a 20-digit number and an unknown key must survive.
     assert!(calls[1].stdin.contains(r#""vendor.example/x":12345678901234567890"#), "{}", calls[1].stdin);
     assert_eq!(calls[2].config()["prevResult"]["ips"], json!([{"address":"10.1.0.6/16"}]));
     assert!(last.success.ips.is_empty());
@@ -212,7 +212,7 @@ fn chain_derived_configuration_keeps_other_bytes() -> Result<(), Error> {
             r#""runtimeConfig":{"mac":"c2:11:22:33:44:55","portMappings":[ {"hostPort":12345678901234567890} ]}}"#
         )
     );
-    // Without additions the args of the administrator are kept.
+    // Without additions, the administrator's own args stay.
     assert_eq!(calls[1].config()["runtimeConfig"], json!({"static":1}));
     assert_eq!(calls[1].config()["cni.dev/vendor"], true);
     Ok(())

@@ -1,7 +1,9 @@
-//! Supervision of a child process in one thread, without `unsafe`: writes its stdin, reads its output, and kills it if necessary.
+//! Supervises a child process in one thread and without `unsafe`: writes stdin, reads the output, and kills the child
+//! if necessary.
 //!
-//! The child's exit counts, not the end of its output, because a daemon that it started may hold the pipes open forever. A
-//! process descriptor signals the exit. On kernels without one (before 5.3) the exit is polled every few milliseconds.
+//! The child's exit counts, not the end of its output, because a daemon that it started may hold the pipes
+//! open forever. A process descriptor signals the exit; kernels before 5.3 have none, so there the exit is polled every
+//! few milliseconds.
 //!
 //! Source: man pages pidfd_open(2), poll(2), pipe(7).
 
@@ -17,16 +19,16 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::{Output, STDERR_MAX, STDOUT_MAX};
 
-/// Interval of polling a child without a process descriptor.
+/// Interval at which a child without a process descriptor is polled.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Interval of polling the stop flag.
+/// Interval at which the stop flag is polled.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// Size of one read, in bytes.
+/// Bytes per read.
 const PIECE: usize = 16 * 1024;
 
-/// Maximum capacity of a pipe (the kernel's default of `/proc/sys/fs/pipe-max-size`), in bytes.
+/// Maximum pipe capacity in bytes (the kernel's default for `/proc/sys/fs/pipe-max-size`).
 const PIPE_MAX: usize = 1 << 20;
 
 /// Reason why a child was killed.
@@ -36,18 +38,18 @@ pub(super) enum Fault {
     Late,
     /// The stop flag was set.
     Stopped,
-    /// It printed more than [`STDOUT_MAX`] bytes.
+    /// The child printed more than [`STDOUT_MAX`] bytes.
     Verbose,
     /// A system call failed.
     System(io::Error),
 }
 
-/// Limits of a child's run time.
+/// Limits on how long a child may run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
     /// Deadline.
     pub(super) until: Option<Instant>,
-    /// Flag that is set when weft is to stop.
+    /// Flag that is set when weft must stop.
     pub(super) stop: Option<&'static AtomicBool>,
 }
 
@@ -63,9 +65,9 @@ impl From<rustix::io::Errno> for Fault {
     }
 }
 
-/// Supervises `child`, the leader of its process group, until it exits; kills the group on a fault.
+/// Supervises `child`, which leads its process group, until it exits; kills the group if something goes wrong.
 ///
-/// Returns its output so far in any case.
+/// Returns the output so far in any case.
 pub(super) fn attend(child: Child, stdin: &[u8], limits: Limits) -> (Result<ExitStatus, Fault>, Output) {
     let exit = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
     attend_by(exit.as_ref(), child, stdin, limits)
@@ -101,7 +103,7 @@ fn converse(
         let pauses = [exit.is_none().then_some(TICK), stop.map(|_| GLANCE), left];
         let timeout = pauses.into_iter().flatten().min();
         wait(streams, exit, timeout)?;
-        // Check the exit first: everything that the child printed before is then in the pipes.
+        // The exit must be checked first: everything that the child printed before is then in the pipes.
         let status = group.exited()?;
         streams.exchange()?;
         if let Some(status) = status {
@@ -117,7 +119,7 @@ fn wait(streams: &Streams<'_>, exit: Option<&OwnedFd>, timeout: Option<Duration>
     list.extend(streams.stdout.pipe.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
     list.extend(streams.stderr.pipe.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
     list.extend(exit.map(|fd| PollFd::new(fd, PollFlags::IN)));
-    // A time that does not fit is as good as none.
+    // A timeout too long to be expressed is as good as none.
     let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
     match poll(&mut list, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -125,7 +127,7 @@ fn wait(streams: &Streams<'_>, exit: Option<&OwnedFd>, timeout: Option<Duration>
     }
 }
 
-/// Child and its process group, which is killed unless the child has exited.
+/// Child with its process group, which is killed unless the child has exited.
 struct Group {
     child: Child,
     ended: bool,
@@ -144,13 +146,13 @@ impl Drop for Group {
         if self.ended {
             return;
         }
-        // Until the leader is reaped its number, which is also the group's, cannot be reused.
+        // Until the leader is reaped, its pid, which is also the group's, cannot be reused.
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-/// The three pipes of a child, in non-blocking mode.
+/// A child's three pipes, in non-blocking mode.
 struct Streams<'a> {
     stdin: Option<ChildStdin>,
     rest: &'a [u8],
@@ -198,7 +200,7 @@ impl<'a> Streams<'a> {
         })
     }
 
-    /// Writes stdin; a closed pipe is no fault, because a child need not read its input.
+    /// Writes stdin. A closed pipe is fine, because a child need not read its input.
     fn feed(&mut self) {
         while let Some(stdin) = &mut self.stdin {
             let written = match self.rest {
@@ -224,7 +226,7 @@ impl<'a> Streams<'a> {
 impl<P: Read> Stream<P> {
     /// Reads the available output; `bound` checks the bytes after each read.
     ///
-    /// Reads at most the capacity of a pipe: a child that prints without end must not hide the deadline.
+    /// Reads at most as much as a pipe can hold, so that a child that prints without end cannot hide the deadline.
     fn drain(&mut self, bound: impl Fn(&mut Vec<u8>) -> Result<(), Fault>) -> Result<(), Fault> {
         let mut piece = [0; PIECE];
         for _ in 0..PIPE_MAX / PIECE {

@@ -1,4 +1,4 @@
-//! Tests of real processes, well-behaved and others.
+//! Tests with real processes, both well-behaved and misbehaving.
 
 use std::fs::{self, OpenOptions};
 
@@ -201,7 +201,7 @@ fn exec_plugin_that_reads_no_stdin_succeeds() -> Result<(), Error> {
         let file = rig.script("plugin", body);
         assert_eq!(exec().run(&file, &environment(&rig), &large)?.stdout, b"{}\n", "{body}");
     }
-    // A plugin that reads its whole stdin gets all of it, even while it prints.
+    // A plugin that reads all of stdin must get all of it, even while it prints.
     let file = rig.script("plugin", "wc -c");
     let output = exec().run(&file, &environment(&rig), &large)?;
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), DOCUMENT_MAX.to_string());

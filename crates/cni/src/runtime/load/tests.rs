@@ -1,4 +1,4 @@
-//! Tests of configuration directories on a real file system.
+//! Tests for configuration directories on a real file system.
 
 use super::*;
 use crate::runtime::rig::Rig;
@@ -33,7 +33,7 @@ fn load_list_file_precedes_a_single_file() -> Result<(), Error> {
         assert_eq!(types(&find(rig.directory(), "net")?), ["of-list"]);
         assert_eq!(types(&find(rig.directory(), "other")?), ["of-json"]);
     }
-    // The extensions in the text of the multi-network specification; libcni does not know them.
+    // The multi-network specification names these extensions, but libcni does not know them.
     write(&rig, "50.configlist", &list("standard", "of-configlist"));
     write(&rig, "50.config", &single("standard-single", "of-config"));
     assert_eq!(types(&find(rig.directory(), "standard")?), ["of-configlist"]);
@@ -188,7 +188,7 @@ fn load_unreadable_file_makes_the_first_uncertain() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "00-broken.conflist", "{");
     write(&rig, "20-good.conflist", &list("net", "good"));
-    // A link to itself: not even root can read it.
+    // A symbolic link to itself: not even root can read it.
     let unreadable = rig.directory().join("10-loop.conflist");
     std::os::unix::fs::symlink(&unreadable, &unreadable).unwrap();
     let directory = Directory::read(rig.directory())?;

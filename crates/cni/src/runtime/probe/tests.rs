@@ -1,4 +1,4 @@
-//! Tests of VERSION with real processes.
+//! Tests for VERSION with real processes.
 
 use super::*;
 use crate::runtime::rig::{Rig, exec, network};
