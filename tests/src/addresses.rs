@@ -1,4 +1,4 @@
-//! Cluster of several nodes that lease addresses: one API server and an agent for each node, all on one machine.
+//! Cluster with several nodes that lease addresses: one API server and an agent for each node, all on one machine.
 //!
 //! ```text
 //!   kube-apiserver ◄── agent worker-0 ◄── /run/weft-0/agent.sock ◄── weft-ipam, address stores in /var/lib/weft/ipam-0
@@ -14,8 +14,8 @@ use crate::kube::{Kube, files};
 use crate::machine::Machine;
 use crate::parts::text;
 
-/// Starts a cluster with this number of nodes; with `own`, its API server is dedicated and may be stopped. The test ends
-/// as skipped if the lane was not prepared.
+/// Starts a cluster with this many nodes; with `own`, the test gets its own API server, which it may stop. The test
+/// ends as skipped if the lane was not prepared.
 #[macro_export]
 macro_rules! nodes {
     (own $count:expr) => {
@@ -31,7 +31,7 @@ macro_rules! nodes {
     }};
 }
 
-/// Nodes of a cluster.
+/// Nodes in a cluster.
 #[derive(Debug)]
 pub struct Nodes {
     /// Machine on which everything runs.
@@ -43,7 +43,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Creates this number of nodes in a cluster and waits until their agents are ready.
+    /// Creates this many nodes in a cluster and waits until their agents are ready.
     #[must_use]
     #[track_caller]
     pub fn new(kube: Kube, count: usize) -> Nodes {
@@ -69,20 +69,20 @@ impl Nodes {
         nodes
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Creates the Node object of a node.
+    /// Creates a node's Node object.
     #[track_caller]
     pub fn create_node(&self, index: usize) {
         let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name(index) } });
         self.kube.apply(&node.to_string());
     }
 
-    /// Starts the agent of a node.
+    /// Starts a node's agent.
     #[track_caller]
     pub fn start(&self, index: usize) {
         let weft = testkit::binary("weft");
@@ -108,32 +108,32 @@ impl Nodes {
         self.machine.start(&service(index), line);
     }
 
-    /// Waits until the agent of a node is ready.
+    /// Waits until a node's agent is ready.
     #[track_caller]
     pub fn wait(&self, index: usize) {
         let ready = || (self.page(index, "/readyz") == "ok\n").then_some(());
         self.machine.wait(&service(index), "is ready", ready);
     }
 
-    /// Stops the agent of a node with a signal.
+    /// Stops a node's agent with a signal.
     #[track_caller]
     pub fn stop(&self, index: usize, signal: &str) {
         self.machine.stop(&service(index), signal);
     }
 
-    /// Log of a node's agent.
+    /// Returns a node's agent log.
     #[must_use]
     pub fn log(&self, index: usize) -> String {
         self.machine.log(&service(index))
     }
 
-    /// Body of an HTTP page of a node's agent.
+    /// Fetches an HTTP page from a node's agent.
     #[must_use]
     pub fn page(&self, index: usize, path: &str) -> String {
         self.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{}{path}", port(index))]).stdout
     }
 
-    /// Value of a metric of a node's agent; 0 if it is absent.
+    /// Returns a metric from a node's agent; 0 if it is absent.
     #[must_use]
     pub fn metric(&self, index: usize, line: &str) -> u64 {
         let page = self.page(index, "/metrics");
@@ -141,7 +141,7 @@ impl Nodes {
         found.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// CNI parameters of a runtime on a node for a container; only the path of `pod` is used.
+    /// Returns the CNI parameters that a node's runtime would use for a container; only the path of `pod` is used.
     #[must_use]
     pub fn attachment(&self, pod: &Pod, container: &str) -> Attachment<'_> {
         let mut attachment = self.machine.attachment("weft-ipam", pod, "eth0");
@@ -152,14 +152,14 @@ impl Nodes {
         attachment
     }
 
-    /// All IPBlock objects.
+    /// Lists all IPBlock objects.
     #[must_use]
     #[track_caller]
     pub fn blocks(&self) -> Vec<Value> {
         self.kube.json(["ipblocks.weft.dev"])["items"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Deletes a block or single address as an operator might: it removes the finalizer first, although it is in use.
+    /// Deletes a block or single address although it is in use, as an operator might: removes the finalizer first.
     #[track_caller]
     pub fn delete_block(&self, block: &str) {
         let patch = r#"{"metadata":{"finalizers":null}}"#;
@@ -167,7 +167,7 @@ impl Nodes {
         self.kube.kubectl(["delete", "ipblocks.weft.dev", block]);
     }
 
-    /// Deletes all IPBlock objects, as [`Nodes::delete_block`] does.
+    /// Deletes all IPBlock objects, like [`Nodes::delete_block`].
     #[track_caller]
     pub fn delete_all_blocks(&self) {
         for block in self.blocks() {
@@ -175,7 +175,7 @@ impl Nodes {
         }
     }
 
-    /// IPBlock objects of a node.
+    /// Lists a node's IPBlock objects.
     #[must_use]
     #[track_caller]
     pub fn blocks_of(&self, index: usize) -> Vec<Value> {
@@ -183,7 +183,7 @@ impl Nodes {
     }
 }
 
-/// Name of a node.
+/// Returns a node's name.
 #[must_use]
 pub fn name(index: usize) -> String {
     format!("worker-{index}")
@@ -197,7 +197,7 @@ fn socket(index: usize) -> String {
     format!("/run/weft-{index}/agent.sock")
 }
 
-/// Directory of a node's address stores.
+/// Returns the directory with a node's address stores.
 #[must_use]
 pub fn address_stores(index: usize) -> String {
     format!("/var/lib/weft/ipam-{index}")
@@ -207,7 +207,7 @@ fn port(index: usize) -> usize {
     9500 + index
 }
 
-/// Configuration of a network on a node, with these fields of `ipam`.
+/// Returns a network configuration for a node, with these fields in `ipam`.
 #[must_use]
 pub fn network(index: usize, ipam: &Value) -> Value {
     let mut ipam = ipam.clone();
@@ -217,7 +217,7 @@ pub fn network(index: usize, ipam: &Value) -> Value {
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam })
 }
 
-/// Addresses of a result, without prefix length.
+/// Returns the addresses in a result, without prefix length.
 #[must_use]
 #[track_caller]
 pub fn allocated(finished: Finished) -> Vec<String> {
@@ -226,7 +226,7 @@ pub fn allocated(finished: Finished) -> Vec<String> {
     addresses.iter().map(|address| address.split('/').next().unwrap_or_default().to_owned()).collect()
 }
 
-/// Runs `weft` with the rights of a cluster administrator.
+/// Runs `weft` with cluster administrator rights.
 #[must_use]
 #[track_caller]
 pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
@@ -235,13 +235,13 @@ pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
     command.args(words.iter().copied()).finish()
 }
 
-/// Fails unless `weft ipam check` is satisfied, except for leaked addresses of these owners (pod uid, container and
-/// interface). Most tests create no pod objects, so their single addresses count as leaked.
+/// Fails unless `weft ipam check` finds nothing, except addresses that these owners (pod uid, container and interface)
+/// have leaked. Most tests create no pod objects, so their single addresses count as leaked.
 #[track_caller]
 pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     let found = weft(nodes, &["ipam", "-o", "json", "check"]);
     let mut left = found.json().as_array().cloned().expect("a list");
-    // Warnings about small windows are no findings.
+    // Warnings about small windows do not count.
     left.retain(|finding| !["few", "nearly-full", "uneven"].iter().any(|what| finding["what"] == *what));
     let mut owners: Vec<&str> = left
         .iter()
@@ -257,7 +257,7 @@ pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     assert_eq!(found.code, Some(i32::from(!left.is_empty())));
 }
 
-/// Creates the CRDs of whereabouts, without schemas, and waits until they are served.
+/// Creates the whereabouts CRDs, without schemas, and waits until they are served.
 #[track_caller]
 pub fn define_whereabouts(nodes: &Nodes) {
     for (plural, kind) in [
@@ -278,7 +278,7 @@ pub fn define_whereabouts(nodes: &Nodes) {
     nodes.kube.wait_until_served();
 }
 
-/// Starts IPAM controllers with these names and metrics ports, with the shipped RBAC.
+/// Starts IPAM controllers with these names and metrics ports, and with the shipped RBAC.
 #[track_caller]
 pub fn start_controllers(nodes: &Nodes, replicas: &[(&str, u16)]) {
     nodes.kube.apply(&files(&["deploy/ipam/rbac.yaml"]));
@@ -292,7 +292,7 @@ pub fn start_controllers(nodes: &Nodes, replicas: &[(&str, u16)]) {
     }
 }
 
-/// Number of reconciliations of a controller.
+/// Returns how many reconciliations a controller has made.
 #[must_use]
 pub fn reconciliations(nodes: &Nodes, port: u16) -> u64 {
     let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
@@ -310,7 +310,7 @@ pub fn pool(nodes: &Nodes, range: &str, bits: u8) -> String {
     name
 }
 
-/// Last byte of an IPv4 address.
+/// Returns the last byte of an IPv4 address.
 #[must_use]
 #[track_caller]
 pub fn last_byte(ip: &str) -> u8 {

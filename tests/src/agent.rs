@@ -1,4 +1,4 @@
-//! Agent with a real API server, the shipped RBAC and no capability.
+//! Node agent with a real API server, the shipped RBAC and no capabilities.
 //!
 //! ```text
 //!   kube-apiserver ◄── weft agent (ServiceAccount kube-system/weft-agent) ◄── /run/weft/agent.sock ◄── weft-cni
@@ -14,17 +14,17 @@ use crate::kube::{Kube, files, namespace};
 use crate::machine::{Machine, until};
 use crate::parts::text;
 
-/// Name of the node.
+/// Node name.
 pub const NODE: &str = "worker-1";
-/// Namespace of the pods.
+/// Namespace for the pods.
 pub const NAMESPACE: &str = "blue";
-/// URL of the agent's metrics and health pages.
+/// URL for the agent's metrics and health pages.
 const PAGES: &str = "http://127.0.0.1:9464";
 const SERVICE: &str = "agent";
 
 /// Node with an agent.
 pub struct Agent {
-    /// Machine of the node.
+    /// Machine that is the node.
     pub machine: Arc<Machine>,
     /// API server.
     pub kube: Kube,
@@ -35,15 +35,15 @@ pub struct Agent {
 // === impl Agent ===
 
 impl Agent {
-    /// Starts an API server with the definitions CRD, a node with plugins, and an agent that is ready; `None`, and the test
-    /// is skipped, if the lane was not prepared.
+    /// Starts an API server with the definitions CRD, and a node with plugins and an agent that is ready. If the lane
+    /// was not prepared, the test is skipped and the result is `None`.
     #[must_use]
     #[track_caller]
     pub fn new(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
         Kube::new(machine.into()).map(Agent::beside)
     }
 
-    /// Starts the same with a dedicated API server that the test may stop.
+    /// Starts the same with an own API server, which the test may stop.
     #[must_use]
     #[track_caller]
     pub fn own(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
@@ -70,7 +70,7 @@ impl Agent {
         agent
     }
 
-    /// Starts a further node of the same cluster on another machine.
+    /// Starts another node in the same cluster, on another machine.
     #[must_use]
     #[track_caller]
     pub fn join(&self, machine: impl Into<Arc<Machine>>, node: &str) -> Agent {
@@ -89,7 +89,7 @@ impl Agent {
         Some(agent)
     }
 
-    /// Creates bridge networks of these names, each with a subnet.
+    /// Creates bridge networks with these names, each with its own subnet.
     #[track_caller]
     pub fn define<const COUNT: usize>(&self, names: [&str; COUNT]) {
         for (name, subnet) in names.into_iter().zip(11..) {
@@ -97,7 +97,7 @@ impl Agent {
         }
     }
 
-    /// Starts the agent with further arguments.
+    /// Starts the agent with additional arguments.
     #[track_caller]
     pub fn start(&self, words: &[&str]) {
         self.start_with_environment(&[], words);
@@ -122,7 +122,7 @@ impl Agent {
         self.machine.start(SERVICE, line.chain(fixed).chain(words.iter().copied()));
     }
 
-    /// Path of its kubeconfig.
+    /// Returns the path of the agent's kubeconfig.
     #[must_use]
     pub fn configuration(&self) -> &str {
         &self.configuration
@@ -134,7 +134,7 @@ impl Agent {
         self.machine.stop(SERVICE, signal);
     }
 
-    /// Log of the agent.
+    /// Returns the agent's log.
     #[must_use]
     pub fn log(&self) -> String {
         self.machine.log(SERVICE)
@@ -146,14 +146,14 @@ impl Agent {
         self.machine.wait(SERVICE, "is ready", || (self.page("/readyz") == "ok\n").then_some(()));
     }
 
-    /// Body of an HTTP page of the agent.
+    /// Fetches an HTTP page from the agent.
     #[must_use]
     #[track_caller]
     pub fn page(&self, path: &str) -> String {
         self.machine.attempt(["curl", "-s", &format!("{PAGES}{path}")]).stdout
     }
 
-    /// Value of a metric; `line` is its name with labels and the space that follows.
+    /// Returns a metric; `line` is its name with labels, including the space that follows.
     #[must_use]
     #[track_caller]
     pub fn metric(&self, line: &str) -> Option<f64> {
@@ -162,7 +162,7 @@ impl Agent {
         found.trim().parse().ok()
     }
 
-    /// Creates a definition in the namespace of the pods.
+    /// Creates a definition in the pods' namespace.
     #[track_caller]
     pub fn definition(&self, name: &str, annotations: &Value, config: &Value) {
         let definition = json!({
@@ -205,7 +205,8 @@ impl Agent {
         self.kube.kubectl(["delete", "pod", "-n", NAMESPACE, name, "--force", "--grace-period=0"]);
     }
 
-    /// CNI parameters of a container runtime for the sandbox `pod` of the pod `name` with this uid.
+    /// Returns the CNI parameters that a container runtime would use for the sandbox `pod`, which belongs to the pod
+    /// `name` with this uid.
     #[must_use]
     pub fn attachment(&self, pod: &Pod, name: &str, uid: &str) -> Attachment<'_> {
         let mut attachment = self.machine.attachment("weft", pod, "eth0");
@@ -216,7 +217,7 @@ impl Agent {
         attachment
     }
 
-    /// Value of a pod's annotation.
+    /// Returns a pod annotation.
     #[must_use]
     #[track_caller]
     pub fn annotation(&self, name: &str, key: &str) -> Option<String> {
@@ -224,7 +225,7 @@ impl Agent {
         pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
     }
 
-    /// Waits for the network-status of a pod.
+    /// Waits for a pod's network-status.
     #[must_use]
     #[track_caller]
     pub fn status(&self, name: &str) -> Vec<Value> {
@@ -232,7 +233,7 @@ impl Agent {
         serde_json::from_str(&text).expect("network-status is JSON")
     }
 
-    /// Events of a pod, as `REASON note`.
+    /// Lists a pod's Events as `REASON note`.
     #[must_use]
     #[track_caller]
     pub fn events(&self, name: &str) -> Vec<String> {
@@ -250,13 +251,13 @@ impl Agent {
     }
 }
 
-/// Configuration of the meta-plugin on a node with an agent.
+/// Returns the meta-plugin configuration for a node with an agent.
 #[must_use]
 pub fn configuration(default: &Value) -> Value {
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default] })
 }
 
-/// Configuration of the meta-plugin on a node whose default network is a bridge.
+/// Returns the meta-plugin configuration for a node whose default network is a bridge.
 #[must_use]
 pub fn node_configuration() -> Value {
     configuration(&bridge("home", 10))

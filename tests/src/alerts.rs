@@ -1,4 +1,5 @@
-//! Alerts of the chart, evaluated by promtool with series that a test writes or that it recorded from a role of weft.
+//! Evaluates the chart's alerts with promtool, on series that a test writes or that it recorded from one of weft's
+//! roles.
 //!
 //! Source: Prometheus, "Unit testing for rules".
 
@@ -6,10 +7,10 @@ use std::fmt::Write;
 
 use testkit::{Finished, Host, workspace};
 
-/// Rules of the chart.
+/// Alert rules in the chart.
 pub const RULES: &str = "deploy/helm/weft/monitoring/rules.yaml";
 
-/// Series with a value for each minute, in the notation of promtool: `0+1x30`.
+/// Series with one value per minute, in promtool notation: `0+1x30`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Series {
     /// Name and labels.
@@ -19,24 +20,24 @@ pub struct Series {
 }
 
 impl Series {
-    /// Returns a series.
+    /// Builds a series.
     #[must_use]
     pub fn new(name: &str, values: &str) -> Series {
         Series { name: name.to_owned(), values: values.to_owned() }
     }
 }
 
-/// Names of all alerts.
+/// Lists the names of all alerts.
 #[must_use]
 pub fn names() -> Vec<String> {
     let rules = std::fs::read_to_string(workspace().join(RULES)).expect("the rules");
     rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect()
 }
 
-/// Returns series of two scrapes of a role: the first one for `steady` minutes, then the second one for as long.
+/// Builds series from two scrapes of a role: the first one holds for `steady` minutes, then the second one for as long.
 ///
 /// # Panics
-/// If a line of a page is no sample.
+/// A line on a page is not a sample.
 #[must_use]
 pub fn recorded(first: &str, second: &str, steady: usize) -> Vec<Series> {
     let samples = |page: &str| -> Vec<(String, String)> {
@@ -55,7 +56,7 @@ pub fn recorded(first: &str, second: &str, steady: usize) -> Vec<Series> {
     later.collect()
 }
 
-/// Has promtool evaluate the rules with these series, and expects the alert to fire, or not, at this minute.
+/// Lets promtool evaluate the rules on these series, and expects each alert to fire, or not, at this minute.
 #[track_caller]
 #[must_use]
 pub fn evaluate(host: &Host, series: &[Series], minute: usize, expected: &[(&str, bool)]) -> Finished {
@@ -68,7 +69,7 @@ pub fn evaluate(host: &Host, series: &[Series], minute: usize, expected: &[(&str
     }
     let _ = writeln!(test, "    promql_expr_test:");
     for (alert, fires) in expected {
-        // The annotations are templates, so the state of the alert is compared and not its text.
+        // The annotations are templates, so the alert's state is compared and not its text.
         let expression =
             format!("count(ALERTS{{alertname=\"{alert}\", alertstate=\"firing\"}}) > bool 0 or vector(0)");
         let _ = write!(

@@ -1,4 +1,4 @@
-//! Client of the pool of API servers. A test uses one server alone for a while, because starting a server takes longer
+//! Client for the pool of API servers. A test has a server to itself for a while, because starting one takes longer
 //! than most tests.
 //!
 //! ```text
@@ -6,10 +6,10 @@
 //!   client ──► 0.0.0.0:6443 ── this process ──► 127.0.0.1:6443 kube-apiserver
 //! ```
 //!
-//! - A test gets a server in the state of a new one: the pool (`tests/src/bin/api_pool.rs`) restores it.
-//! - A test has its server while its connection to the pool is open, however the test ends.
-//! - A further machine of a test gets the port in the same way.
-//! - The test's machine has only the port of the server, not its processes, log or etcd.
+//! - A test gets a server that looks new: the pool (`tests/src/bin/api_pool.rs`) restores it after each use.
+//! - A test has the server for as long as its connection to the pool is open, no matter how the test ends.
+//! - If a test has more machines, each reaches the port in the same way.
+//! - The test's machine only sees the server's port, not its processes, log or etcd.
 
 use std::io::{self, BufRead, BufReader};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -22,12 +22,12 @@ use testkit::Netns;
 
 use crate::machine::{Machine, TIMEOUT};
 
-/// Name of the pool's socket among the parts of lane `kube`.
+/// Name of the pool's socket among the parts for lane `kube`.
 pub const SOCKET: &str = "api-pool";
-/// The port of every API server.
+/// Port that every API server uses.
 const PORT: u16 = 6443;
 
-/// A server of the pool, returned when this is dropped.
+/// Server from the pool, returned when this value is dropped.
 #[derive(Debug)]
 pub struct PooledServer {
     listener: Arc<TcpListener>,
@@ -37,10 +37,11 @@ pub struct PooledServer {
 // === impl PooledServer ===
 
 impl PooledServer {
-    /// Waits for a server of the pool and makes it reachable on `machine`; `None` if no pool runs or no server remains.
+    /// Waits for a server from the pool and makes it reachable on `machine`; `None` if no pool runs or it has no server
+    /// left.
     ///
     /// # Panics
-    /// If no server becomes free within [`TIMEOUT`].
+    /// No server becomes free within [`TIMEOUT`].
     #[must_use]
     #[track_caller]
     pub fn take(parts: &Path, machine: &Machine) -> Option<PooledServer> {
@@ -57,7 +58,7 @@ impl PooledServer {
         Some(PooledServer { listener, _connection: Some(connection) })
     }
 
-    /// Makes the server of one machine reachable on another machine.
+    /// Makes one machine's server reachable on another machine.
     #[must_use]
     #[track_caller]
     pub fn of(there: &Machine, machine: &Machine) -> PooledServer {
@@ -93,7 +94,7 @@ fn forward(listener: &TcpListener, there: &Netns) {
             // Data is sent as soon as it is read.
             to.set_nodelay(true).expect("an option of a socket");
             thread::spawn(move || {
-                // The end of one direction is passed on, also after an error.
+                // When one direction ends, this is passed on, even after an error.
                 let _ = io::copy(&mut &*from, &mut &*to);
                 let _ = to.shutdown(Shutdown::Write);
             });

@@ -1,4 +1,4 @@
-//! Cluster without an API server: pods and network definitions are manifests in a directory of the host, and the
+//! Cluster without an API server: pods and network definitions are manifests in a directory on the host, and the
 //! meta-plugin is called as a container runtime calls it.
 
 use serde_json::{Value, json};
@@ -6,14 +6,14 @@ use testkit::{Attachment, Call, Host, Pod};
 
 use crate::machine::until;
 
-/// Directory of the manifests.
+/// Manifest directory.
 pub const MANIFESTS: &str = "/etc/cni/manifests";
 /// File in which recording plugins write their calls.
 pub const RECORD: &str = "/run/cni/calls";
-/// Namespace of the pods.
+/// Namespace for the pods.
 pub const NAMESPACE: &str = "blue";
 
-/// Manifests of a host.
+/// Manifests on a host.
 #[derive(Debug)]
 pub struct Cluster<'a> {
     host: &'a Host,
@@ -30,13 +30,13 @@ impl<'a> Cluster<'a> {
         Cluster { host }
     }
 
-    /// Returns the manifests of a host on which [`Cluster::new`] was called before.
+    /// Returns the manifests on a host where [`Cluster::new`] was called before.
     #[must_use]
     pub fn on(host: &'a Host) -> Cluster<'a> {
         Cluster { host }
     }
 
-    /// Writes a pod that selects `networks`: the value of the annotation, as a string or as JSON.
+    /// Writes a pod that selects `networks`, which becomes the annotation value, either as a string or as JSON.
     #[track_caller]
     pub fn pod(&self, name: &str, networks: impl Into<Value>) {
         let text = match networks.into() {
@@ -78,8 +78,8 @@ impl<'a> Cluster<'a> {
         self.definition(name, &recording(name, plugin, instructions));
     }
 
-    /// Returns the calls that recording plugins recorded since the previous call of this function. No plugin may run
-    /// meanwhile: its record would be lost.
+    /// Returns the calls that recording plugins have recorded since this function was last called. No plugin may run
+    /// meanwhile, because its record would be lost.
     #[must_use]
     #[track_caller]
     pub fn calls(&self) -> Vec<Call> {
@@ -95,7 +95,7 @@ impl<'a> Cluster<'a> {
         self.calls().iter().map(named).collect()
     }
 
-    /// Waits until a plugin has recorded the call `VERB ifname`. [`Cluster::calls`] still returns the call.
+    /// Waits until a plugin has recorded the call `VERB ifname`. [`Cluster::calls`] still returns that call.
     #[track_caller]
     pub fn await_call(&self, call: &str) {
         let is_made = || self.recorded().iter().any(|recorded| named(recorded) == call);
@@ -104,12 +104,13 @@ impl<'a> Cluster<'a> {
 
     fn recorded(&self) -> Vec<Call> {
         let text = self.host.read(RECORD).unwrap_or_default();
-        // A line without its end is still being written.
+        // A line without an end is still being written.
         let (whole, _) = text.rsplit_once('\n').unwrap_or_default();
         whole.lines().map(|line| serde_json::from_str(line).expect("a record")).collect()
     }
 
-    /// CNI parameters with which a container runtime calls the meta-plugin for `pod`, whose manifest has the same name.
+    /// Returns the CNI parameters with which a container runtime would call the meta-plugin for `pod`, whose manifest
+    /// has the same name.
     #[must_use]
     pub fn attachment(&self, pod: &Pod) -> Attachment<'a> {
         let mut attachment = self.host.attachment("weft", pod, "eth0");
@@ -121,7 +122,7 @@ impl<'a> Cluster<'a> {
         attachment
     }
 
-    /// Returns the journal entry of a pod's sandbox, with the progress recorded so far.
+    /// Returns the journal entry for a pod's sandbox, with the progress recorded so far.
     #[must_use]
     #[track_caller]
     pub fn entry(&self, pod: &Pod) -> Option<Value> {
@@ -147,19 +148,19 @@ fn named(call: &Call) -> String {
     format!("{} {}", call.command, call.environment("CNI_IFNAME"))
 }
 
-/// Path of a pod's entry in the journal.
+/// Returns the path of a pod's journal entry.
 #[must_use]
 pub fn entry_path(pod: &Pod) -> String {
     format!("/var/lib/weft/sandboxes/{}.json", pod.container_id())
 }
 
-/// Network with one recording plugin.
+/// Returns a network with one recording plugin.
 #[must_use]
 pub fn recording(name: &str, plugin: &str, instructions: &Value) -> Value {
     json!({ "cniVersion": "1.1.0", "name": name, "plugins": [step(plugin, instructions)] })
 }
 
-/// Recording plugin in a chain.
+/// Returns a recording plugin for use in a chain.
 #[must_use]
 pub fn step(plugin: &str, instructions: &Value) -> Value {
     let mut instructions = instructions.clone();
@@ -167,7 +168,7 @@ pub fn step(plugin: &str, instructions: &Value) -> Value {
     json!({ "type": plugin, "testPlugin": instructions })
 }
 
-/// Configuration of the meta-plugin with `default` as the network of every pod.
+/// Returns the meta-plugin configuration with `default` as every pod's default network.
 #[must_use]
 pub fn configuration(default: &Value) -> Value {
     json!({
@@ -179,7 +180,7 @@ pub fn configuration(default: &Value) -> Value {
     })
 }
 
-/// Bridge network with addresses of `10.SUBNET.0.0/24`.
+/// Returns a bridge network with addresses from `10.SUBNET.0.0/24`.
 #[must_use]
 pub fn bridge(name: &str, subnet: u8) -> Value {
     json!({ "cniVersion": "1.1.0", "name": name, "plugins": [{

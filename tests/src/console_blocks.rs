@@ -1,45 +1,45 @@
-//! Console blocks of the documents: the commands that a reader types, and the way in which tests run each block.
+//! Console blocks in the documents: the commands that readers type, and how tests run each block.
 //!
-//! [`blocks`] reads them, [`ROWS`] says for each whether a test runs it or why none does.
-//! A block is found by its file and the beginning of one of its commands.
+//! [`blocks`] reads them, and [`ROWS`] says for each how a test runs it, or why none does. A block is identified by its
+//! file and by how one of its commands begins.
 //!
-//! - Every block has exactly one row, and every row a block: a test compares them.
-//! - A block that is not run has a reason; a test of the program still parses the commands of `weft` in it.
+//! - Every block must have exactly one row, and every row a block; a test compares them.
+//! - A block that is not run must have a reason; another test still parses the `weft` commands in it.
 
 use std::fs;
 
 use testkit::workspace;
 
-/// Console block of a document.
+/// Console block in a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Path from the root of the tree.
+    /// Path from the workspace root.
     pub file: String,
-    /// Line of the opening fence.
+    /// Line with the opening fence.
     pub line: usize,
     /// Commands without their prompt.
     pub commands: Vec<String>,
 }
 
-/// Way in which a block is tested.
+/// Test method for a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Run on a host in a namespace, after this shell script.
+    /// On a host in a namespace, after this shell script.
     Host(&'static str),
-    /// Run with a real API server, after this shell script.
+    /// With a real API server, after this shell script.
     Kube(&'static str),
-    /// Not run, for this reason.
+    /// Not at all, for this reason.
     NotRun(&'static str),
 }
 
-/// Row of the table: a block and the way in which it is tested.
+/// Table row: a block, and how it is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
-    /// File of the block.
+    /// File that contains the block.
     pub file: &'static str,
-    /// Beginning of a command of the block.
+    /// Beginning of one of the block's commands.
     pub command: &'static str,
-    /// Way in which the block is tested.
+    /// Test method for the block.
     pub way: Way,
 }
 
@@ -47,26 +47,26 @@ const fn row(file: &'static str, command: &'static str, way: Way) -> Row {
     Row { file, command, way }
 }
 
-/// Attaches the pod of the examples.
+/// Attaches the pod from the examples.
 const ATTACHED: &str = "weft attach -f examples/ --pod my-namespace/my-pod >/run/attached";
 
-/// Example files of `weft init`.
+/// Example files from `weft init`.
 const INITIALIZED: &str = "weft init my-network";
 
-/// Two attached pods of the example files.
+/// Two attached pods from the example files.
 const TRIED: &str = "weft init my-network
     sed 's/name: web$/name: db/' my-network/pod.yaml >my-network/db.yaml
     weft attach web -f my-network >/run/web
     weft attach db -f my-network >/run/db";
 
-/// Manifests of a second pod, in the files that the documents name.
+/// Manifests for a second pod, in the files that the documents name.
 const TWO_PODS: &str = "ip netns add blue
     mkdir networks
     sed 's/my-namespace/default/; s/my-pod$/web/' examples/pods.yaml >pod.yaml
     sed 's/my-namespace/default/' examples/definitions.yaml >networks/definitions.yaml
     cp examples/10-weft.conflist .";
 
-/// A network of one bridge in the directory of the runtime.
+/// A network with one bridge in the runtime's directory.
 const MYNET: &str = "ip netns add blue
     mkdir -p /etc/cni/net.d
     cat >/etc/cni/net.d/mynet.conflist <<END
@@ -75,18 +75,18 @@ const MYNET: &str = "ip netns add blue
 END
     weft-cni install /opt/cni/bin";
 
-/// A file with a fault that `--fix` corrects, and the output of Helm, which Debian does not package.
+/// A file with an error that `--fix` corrects, and the output from Helm, which Debian does not package.
 const MANIFESTS: &str = "cp examples/definitions.yaml network.yaml
     helm() { cat examples/pods.yaml examples/definitions.yaml; }";
 
-/// The node configuration of Multus, and what its pods left.
+/// Multus's node configuration, and what its pods left.
 const MULTUS: &str = "mkdir -p /etc/cni/net.d /var/lib/cni/multus
     cat >/etc/cni/net.d/00-multus.conf <<END
     {\"cniVersion\":\"0.3.1\",\"name\":\"multus-cni-network\",\"type\":\"multus\",\"delegates\":[
       {\"cniVersion\":\"0.3.1\",\"name\":\"home\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"home0\"}]}]}
 END";
 
-/// The pod of the examples and its networks in a cluster.
+/// The example pod and its networks in a cluster.
 const POD: &str = "kubectl apply -k deploy/crds
     sleep 2
     kubectl apply -f examples/definitions.yaml -f examples/pods.yaml";
@@ -141,12 +141,12 @@ END"
     };
 }
 
-/// A pod with an address of whereabouts, whose objects are not in `kube-system`, and its DaemonSet.
+/// A pod with an address from whereabouts, whose objects are not in `kube-system`, and the whereabouts DaemonSet.
 const WHEREABOUTS: &str = whereabouts!();
 
 /// The same after the import.
 const WHEREABOUTS_IMPORTED: &str = concat!(whereabouts!(), "\n    weft import whereabouts --apply");
-/// A default network in the directory of the runtime, and weft before it.
+/// A default network in the runtime's directory, with weft in front of it.
 const INSTALLED: &str = "mkdir -p /etc/cni/net.d /opt/cni/bin
     cat >/etc/cni/net.d/10-pods.conflist <<END
     {\"cniVersion\":\"1.0.0\",\"name\":\"pods\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"my0\",
@@ -522,10 +522,10 @@ pub const ROWS: &[Row] = &[
     row("examples/README.md", "weft lint examples/", Way::Host("")),
 ];
 
-/// Returns the console blocks of all documents a user reads, in the order of their files.
+/// Reads the console blocks in all documents for users, in file order.
 ///
 /// # Panics
-/// If a document cannot be read.
+/// A document cannot be read.
 #[must_use]
 pub fn blocks() -> Vec<Block> {
     let root = workspace();
@@ -559,16 +559,16 @@ fn blocks_of(file: &str) -> Vec<Block> {
     blocks
 }
 
-/// Returns the row of a block.
+/// Finds a block's row.
 #[must_use]
 pub fn row_of(block: &Block) -> Option<&'static Row> {
     let begins = |row: &Row| block.commands.iter().any(|command| command.starts_with(row.command));
     ROWS.iter().find(|row| row.file == block.file && begins(row))
 }
 
-/// Shell script that runs a block after its preparation; it ends at the first command that fails.
+/// Returns the shell script that runs a block after its preparation, and stops at the first command that fails.
 ///
-/// Programs and directories of the project are found as in a checkout that was built; `sudo` runs a program as it is,
+/// The project's programs and directories are found as in a checkout that was built. `sudo` just runs the program,
 /// because a test is root on its host.
 #[must_use]
 pub fn script(block: &Block, preparation: &str) -> String {

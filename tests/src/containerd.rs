@@ -1,6 +1,6 @@
-//! Real containerd with runc on a machine of the test; see `lanes/containerd/prepare` and `release`.
+//! Real containerd with runc on a test machine; see `lanes/containerd/prepare` and `release`.
 //!
-//! State, images and containers are in memory and disappear with the machine. Paths are the defaults of containerd.
+//! State, images and containers are in memory and disappear with the machine. All paths are containerd's defaults.
 
 mod release;
 
@@ -18,16 +18,16 @@ use crate::parts::{parts, text};
 
 pub use release::Release;
 
-/// Socket of containerd.
+/// containerd's socket.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
-/// Path of its configuration.
+/// Path of containerd's configuration.
 const CONFIGURATION: &str = "/etc/weft-test/containerd.toml";
-/// Directory of its CNI configurations.
+/// CNI configuration directory.
 pub const NETWORKS: &str = "/etc/cni/net.d";
-/// Image of the pause container.
+/// Pause container image.
 pub const PAUSE: &str = "weft.test/pause:1";
 
-/// Machine with containerd on it.
+/// Machine on which containerd runs.
 #[derive(Debug)]
 pub struct Containerd {
     machine: Arc<Machine>,
@@ -39,20 +39,20 @@ pub struct Containerd {
 // === impl Containerd ===
 
 impl Containerd {
-    /// Starts containerd on `host`; `None`, and the test is skipped, if the lane was not prepared.
+    /// Starts containerd on `host`. If the lane was not prepared, the test is skipped and the result is `None`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// containerd does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host) -> Option<Containerd> {
         Containerd::with_network_directory(host, NETWORKS)
     }
 
-    /// Starts containerd with another directory of CNI configurations.
+    /// Starts containerd with another CNI configuration directory.
     ///
     /// # Panics
-    /// If it does not start.
+    /// containerd does not start.
     #[must_use]
     #[track_caller]
     pub fn with_network_directory(host: Host, directory: &str) -> Option<Containerd> {
@@ -63,7 +63,7 @@ impl Containerd {
     /// Starts containerd on a host that gets this host name.
     ///
     /// # Panics
-    /// If it does not start.
+    /// containerd does not start.
     #[must_use]
     #[track_caller]
     pub fn named(host: Host, name: &str) -> Option<Containerd> {
@@ -71,10 +71,10 @@ impl Containerd {
         Containerd::released(host, name, NETWORKS, release)
     }
 
-    /// Starts containerd 2.x; `None`, and the test is skipped, if there is none.
+    /// Starts containerd 2.x. If there is none, the test is skipped and the result is `None`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// containerd does not start.
     #[must_use]
     #[track_caller]
     pub fn newest(host: Host, directory: &str) -> Option<Containerd> {
@@ -96,8 +96,9 @@ impl Containerd {
         Some(containerd)
     }
 
-    /// Starts containerd with `weft`, a default network, and the networks `red`, `blue` and `wire`, which the pods `names`
-    /// and `early` select. The pod `early` ran before, so the bridges and directories that remain on a node exist.
+    /// Starts containerd with `weft`, a default network, and the networks `red`, `blue` and `wire`, which the pods
+    /// `names` and `early` select. The pod `early` has already run, so the bridges and directories that stay on a node
+    /// exist.
     #[must_use]
     #[track_caller]
     pub fn with_networks(host: Host, names: &[&str]) -> Option<Containerd> {
@@ -130,7 +131,7 @@ impl Containerd {
         self.run([&ctr, "-n", "k8s.io", "images", "import", "--all-platforms", file]);
     }
 
-    /// Names of the images that begin with `prefix`.
+    /// Lists the images whose names begin with `prefix`.
     #[must_use]
     #[track_caller]
     pub fn image_names(&self, prefix: &str) -> Vec<String> {
@@ -169,20 +170,20 @@ impl Containerd {
             self.attempt([&ctr, "-n", "k8s.io", "containers", "rm", id]).code.filter(|code| *code == 0)
         });
         if let Release::Two(_) = self.release {
-            // It stores sandboxes apart from their containers.
+            // containerd stores sandboxes separately from their containers.
             self.run([&ctr, "-n", "k8s.io", "sandboxes", "rm", "--force", id]);
         }
         self.restart("KILL");
         assert!(self.cri().pod_sandbox_status(id).is_err(), "{id} is lost");
     }
 
-    /// Value of `PATH` with which the runtime finds its programs.
+    /// Returns the `PATH` with which the runtime finds its programs.
     #[must_use]
     pub fn path(&self) -> String {
         format!("PATH={}:{}:/usr/sbin:/usr/bin:/sbin:/bin", self.release.programs(), self.runc)
     }
 
-    /// Release of containerd that runs.
+    /// Returns the containerd release that runs.
     #[must_use]
     pub fn release(&self) -> &Release {
         &self.release
@@ -197,22 +198,22 @@ impl Containerd {
         self.machine.wait("containerd", "answers", || self.cri().status().ok());
     }
 
-    /// Machine on which containerd runs.
+    /// Returns the machine on which containerd runs.
     #[must_use]
     pub fn machine(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
     }
 
-    /// CRI client, as a kubelet uses it.
+    /// Returns a CRI client like the one in a kubelet.
     #[must_use]
     pub fn cri(&self) -> Cri {
         Cri::new(&self.machine.reach(SOCKET))
     }
 
-    /// Whether the condition `NetworkReady` is true.
+    /// Checks that the condition `NetworkReady` is true.
     ///
     /// # Errors
-    /// The message of the condition if it is false.
+    /// The condition's message if it is false.
     #[track_caller]
     pub fn network_ready(&self) -> Result<(), String> {
         let (conditions, _) = self.cri().status().expect("the runtime's status");
@@ -221,7 +222,7 @@ impl Containerd {
         if condition.holds { Ok(()) } else { Err(condition.message) }
     }
 
-    /// Pod configuration as a kubelet sends it, in namespace `blue`.
+    /// Returns a pod configuration as a kubelet sends it, in namespace `blue`.
     #[must_use]
     pub fn pod(&self, name: &str, annotations: &[(&str, &str)]) -> PodSandboxConfig {
         let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
@@ -243,22 +244,22 @@ impl Containerd {
         }
     }
 
-    /// Status of a sandbox that must exist.
+    /// Returns the status of a sandbox, which must exist.
     #[must_use]
     #[track_caller]
     pub fn sandbox(&self, id: &str) -> Sandbox {
         self.cri().pod_sandbox_status(id).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Network namespace of a sandbox.
+    /// Returns a sandbox's network namespace.
     #[must_use]
     #[track_caller]
     pub fn inside(&self, id: &str) -> Netns {
         self.netns(&self.sandbox(id).netns())
     }
 
-    /// Writes the CNI configuration as an installation does, to a temporary name that is then renamed, and waits until the
-    /// runtime has read it.
+    /// Writes the CNI configuration as an installation does, under a temporary name that is then renamed, and waits
+    /// until the runtime has loaded it.
     #[track_caller]
     pub fn configure(&self, plugin: &Value) {
         let list = network_list(plugin).to_string();
@@ -267,7 +268,7 @@ impl Containerd {
         self.until_configured(&list);
     }
 
-    /// Waits until the runtime has read a configuration.
+    /// Waits until the runtime has loaded a configuration.
     #[track_caller]
     pub fn until_configured(&self, list: &str) {
         let knows = || {
@@ -288,7 +289,7 @@ impl Deref for Containerd {
     }
 }
 
-/// Three networks of different plugins, and pods that select them.
+/// Defines three networks with different plugins, and pods that select them.
 fn define_networks(host: &Host, names: &[&str]) {
     let cluster = Cluster::new(host);
     let mut red = bridge("red", 2);
@@ -303,7 +304,8 @@ fn define_networks(host: &Host, names: &[&str]) {
     }
 }
 
-/// Conflist with `plugin` alone and all capabilities declared, in the newest version that containerd 1.6 supports.
+/// Returns a conflist with only `plugin` and all capabilities declared, in the newest version that containerd 1.6
+/// supports.
 #[must_use]
 pub fn network_list(plugin: &Value) -> Value {
     let mut plugin = plugin.clone();

@@ -1,7 +1,6 @@
-//! Client of the Container Runtime Interface, as a kubelet uses it: gRPC over a Unix socket.
+//! Container Runtime Interface client like the one in a kubelet: gRPC over a Unix socket.
 //!
-//! The messages of `runtime.v1` are those that tests use, with the fields that tests use. Any other field is neither sent
-//! nor read.
+//! It has only those `runtime.v1` messages and fields that tests use. All other fields are neither sent nor read.
 //!
 //! Source: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
 
@@ -19,25 +18,25 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
-/// Timeout of a kubelet for a runtime call.
+/// Timeout that a kubelet uses for runtime calls.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Configuration of a pod sandbox.
+/// Pod sandbox configuration.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxConfig {
-    /// Identity of the pod.
+    /// Pod name, namespace and uid.
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<PodSandboxMetadata>,
     /// Host name inside the pod.
     #[prost(string, tag = "2")]
     pub hostname: String,
-    /// Ports of the node that are forwarded to the pod.
+    /// Node ports that are forwarded to the pod.
     #[prost(message, repeated, tag = "5")]
     pub port_mappings: Vec<PortMapping>,
-    /// Annotations of the pod.
+    /// Pod annotations.
     #[prost(btree_map = "string, string", tag = "7")]
     pub annotations: BTreeMap<String, String>,
-    /// Options for Linux.
+    /// Settings that exist only on Linux.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPodSandboxConfig>,
     /// Networks that the pod requests: the CRI Network API.
@@ -51,15 +50,15 @@ pub struct PodSandboxNetworkConfig {
     /// Interface name; empty for the default.
     #[prost(string, tag = "1")]
     pub interface_name: String,
-    /// Name of the network.
+    /// Network name.
     #[prost(string, tag = "2")]
     pub network_name: String,
-    /// Parameters for its plugins.
+    /// Parameters for the network's plugins.
     #[prost(btree_map = "string, string", tag = "3")]
     pub parameters: BTreeMap<String, String>,
 }
 
-/// Identity of a pod.
+/// Pod name, namespace and uid.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxMetadata {
     /// Pod name.
@@ -71,12 +70,12 @@ pub struct PodSandboxMetadata {
     /// Pod namespace.
     #[prost(string, tag = "3")]
     pub namespace: String,
-    /// Number of earlier sandboxes of the pod.
+    /// Number of earlier sandboxes for this pod.
     #[prost(uint32, tag = "4")]
     pub attempt: u32,
 }
 
-/// Port of the node that is forwarded to the pod.
+/// Node port that is forwarded to the pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct PortMapping {
     /// TCP 0, UDP 1, SCTP 2.
@@ -85,37 +84,37 @@ pub struct PortMapping {
     /// Port in the pod.
     #[prost(int32, tag = "2")]
     pub container_port: i32,
-    /// Port of the node.
+    /// Port on the node.
     #[prost(int32, tag = "3")]
     pub host_port: i32,
-    /// Address of the node; empty for every address.
+    /// Address on the node; empty means every address.
     #[prost(string, tag = "4")]
     pub host_ip: String,
 }
 
-/// Options of a sandbox for Linux.
+/// Sandbox settings that exist only on Linux.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxPodSandboxConfig {
-    /// Parent control group of the pod.
+    /// Pod's parent control group.
     #[prost(string, tag = "1")]
     pub cgroup_parent: String,
-    /// Namespaces that the pod shares.
+    /// Namespaces that the pod shares with the node.
     #[prost(message, optional, tag = "2")]
     pub security_context: Option<LinuxSandboxSecurityContext>,
 }
 
-/// Namespaces that a pod shares.
+/// Namespaces that a pod shares with the node.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxSandboxSecurityContext {
-    /// Mode of each namespace.
+    /// Mode for each namespace.
     #[prost(message, optional, tag = "1")]
     pub namespace_options: Option<NamespaceOption>,
 }
 
-/// Mode of each namespace.
+/// Mode for each namespace.
 #[derive(Clone, PartialEq, Message)]
 pub struct NamespaceOption {
-    /// 0: its own, 2: the node's.
+    /// 0: the pod's own, 2: the node's.
     #[prost(int32, tag = "1")]
     pub network: i32,
 }
@@ -126,7 +125,7 @@ struct RunPodSandboxRequest {
     config: Option<PodSandboxConfig>,
 }
 
-/// Response of `RunPodSandbox`, and request of most other calls.
+/// `RunPodSandbox` response, and request for most other calls.
 #[derive(Clone, PartialEq, Message)]
 struct SandboxId {
     #[prost(string, tag = "1")]
@@ -224,7 +223,7 @@ struct RuntimeStatus {
     conditions: Vec<Condition>,
 }
 
-/// Condition of a runtime.
+/// Runtime condition.
 #[derive(Clone, PartialEq, Message)]
 pub struct Condition {
     /// `RuntimeReady`, `NetworkReady`.
@@ -233,33 +232,33 @@ pub struct Condition {
     /// Whether the condition is true.
     #[prost(bool, tag = "2")]
     pub holds: bool,
-    /// Reason if it is false, in one word.
+    /// Why it is false, in one word.
     #[prost(string, tag = "3")]
     pub reason: String,
-    /// Reason if it is false, as a sentence.
+    /// Why it is false, as a sentence.
     #[prost(string, tag = "4")]
     pub message: String,
 }
 
-/// Status of a sandbox.
+/// Sandbox status.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
-    /// Whether it runs.
+    /// Whether the sandbox runs.
     pub ready: bool,
-    /// Addresses of the pod, the primary one first.
+    /// Pod addresses, the primary one first.
     pub addresses: Vec<String>,
-    /// Network of each address, if the runtime reports it.
+    /// Network for each address, if the runtime reports it.
     pub networks: Vec<String>,
     /// The pod's annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Verbose information of the runtime: `pid`, `runtimeSpec`, `cniResult`.
+    /// Verbose information from the runtime: `pid`, `runtimeSpec`, `cniResult`.
     pub info: Value,
 }
 
-/// Event of a container, or of the pause container of a sandbox.
+/// Event about a container, or about a sandbox's pause container.
 #[derive(Debug)]
 pub struct Event {
-    /// Id of the container.
+    /// Container id.
     pub container: String,
     /// 0 created, 1 started, 2 stopped, 3 deleted.
     pub kind: i32,
@@ -267,7 +266,7 @@ pub struct Event {
     pub sandbox: Option<Sandbox>,
 }
 
-/// Client of one runtime.
+/// Client for one runtime.
 #[derive(Debug)]
 pub struct Cri {
     socket: PathBuf,
@@ -287,10 +286,10 @@ impl Sandbox {
         Sandbox { ready: state == 0, addresses, networks, annotations, info: Value::Null }
     }
 
-    /// Name below `/run/netns` of its network namespace.
+    /// Returns the name of its network namespace below `/run/netns`.
     ///
     /// # Panics
-    /// If the namespace is not mounted there.
+    /// The namespace is not mounted there.
     #[must_use]
     #[track_caller]
     pub fn netns(&self) -> String {
@@ -305,7 +304,7 @@ impl Sandbox {
 // === impl Cri ===
 
 impl Cri {
-    /// Creates a client of the runtime that listens at `socket`, a path that this process can open.
+    /// Creates a client for the runtime that listens at `socket`, a path that this process can open.
     #[must_use]
     pub fn new(socket: &Path) -> Cri {
         Cri { socket: socket.to_owned() }
@@ -314,7 +313,7 @@ impl Cri {
     /// Runs a sandbox; returns its id.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn run_pod_sandbox(&self, config: &PodSandboxConfig) -> Result<String, String> {
         let request = RunPodSandboxRequest { config: Some(config.clone()) };
         self.call::<_, SandboxId>("RunPodSandbox", request).map(|answer| answer.id)
@@ -323,7 +322,7 @@ impl Cri {
     /// Stops a sandbox and removes its network.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn stop_pod_sandbox(&self, id: &str) -> Result<(), String> {
         self.call::<_, Empty>("StopPodSandbox", sandbox(id)).map(|Empty {}| ())
     }
@@ -331,15 +330,15 @@ impl Cri {
     /// Removes a sandbox.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn remove_pod_sandbox(&self, id: &str) -> Result<(), String> {
         self.call::<_, Empty>("RemovePodSandbox", sandbox(id)).map(|Empty {}| ())
     }
 
-    /// Status of a sandbox.
+    /// Returns a sandbox's status.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn pod_sandbox_status(&self, id: &str) -> Result<Sandbox, String> {
         let answer: PodSandboxStatusResponse = self.call("PodSandboxStatus", sandbox(id))?;
         let info =
@@ -347,8 +346,8 @@ impl Cri {
         Ok(Sandbox { info, ..Sandbox::of(answer.status.unwrap_or_default()) })
     }
 
-    /// Receives events of containers. A runtime confirms the subscription only with its first event. The channel ends when
-    /// the runtime refuses or ends the stream.
+    /// Subscribes to container events. A runtime confirms the subscription only with its first event. The channel ends
+    /// when the runtime refuses or ends the stream.
     #[must_use]
     pub fn events(&self) -> Receiver<Event> {
         let (events, received) = mpsc::channel();
@@ -372,10 +371,10 @@ impl Cri {
         received
     }
 
-    /// The runtime's version.
+    /// Returns the runtime's version.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn version(&self) -> Result<String, String> {
         self.call::<_, VersionResponse>("Version", Empty {}).map(|answer| answer.runtime_version)
     }
@@ -392,34 +391,34 @@ impl Cri {
         answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
     }
 
-    /// Ids of all sandboxes, and whether they are ready.
+    /// Lists the ids of all sandboxes, and whether they are ready.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn list_pod_sandbox(&self) -> Result<Vec<(String, bool)>, String> {
         let answer: ListPodSandboxResponse = self.call("ListPodSandbox", Empty {})?;
         Ok(answer.items.into_iter().map(|item| (item.id, item.state == 0)).collect())
     }
 
-    /// Annotations of all sandboxes.
+    /// Lists the annotations on all sandboxes.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn annotations(&self) -> Result<Vec<BTreeMap<String, String>>, String> {
         let answer: ListPodSandboxResponse = self.call("ListPodSandbox", Empty {})?;
         Ok(answer.items.into_iter().map(|item| item.annotations).collect())
     }
 
-    /// Status of the runtime: its conditions, and its verbose information by name.
+    /// Returns the runtime's conditions, and its verbose information by name.
     ///
     /// # Errors
-    /// The message of the runtime.
+    /// The runtime's message.
     pub fn status(&self) -> Result<(Vec<Condition>, HashMap<String, String>), String> {
         let answer: StatusResponse = self.call("Status", StatusRequest { verbose: true })?;
         Ok((answer.status.unwrap_or_default().conditions, answer.info))
     }
 
-    /// Makes one call on a new connection: the runtime may have been restarted since the previous call.
+    /// Makes one call on a new connection, because the runtime may have been restarted since the previous call.
     fn call<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         method: &str,
@@ -446,7 +445,7 @@ impl Cri {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        // The address is required and ignored.
+        // An address is required but ignored.
         let endpoint = Endpoint::from_static("http://runtime");
         let connected = endpoint.connect_with_connector(connector).await;
         connected.map_err(|error| format!("connect to {}: {error}", self.socket.display()))

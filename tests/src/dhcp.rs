@@ -1,8 +1,8 @@
-//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6, a server that sends invalid
-//! responses, and the lease daemon.
+//! Real DHCP servers on a bridge `br0` with the addresses 10.1.0.1 and, for DHCPv6, 2001:db8::1; a server that sends
+//! invalid responses; and the lease daemon.
 //!
-//! Source: dnsmasq(8); kea-dhcp6(8), for what dnsmasq lacks: leases of seconds, REQUEST without rapid commit, and a
-//! response to an unknown lease.
+//! Source: dnsmasq(8); kea-dhcp6(8), for what dnsmasq lacks: leases that last only seconds, REQUEST without rapid
+//! commit, and a response to an unknown lease.
 
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -16,13 +16,13 @@ use crate::machine::until;
 
 /// File in which the daemon stores its leases.
 pub const STATE: &str = "/run/cni/dhcp.leases";
-/// Log of the daemon.
+/// Daemon log.
 pub const DAEMON_LOG: &str = "/run/daemon.log";
-/// Socket of the daemon.
+/// Daemon socket.
 const SOCKET: &str = "/run/cni/dhcp.sock";
 
-/// Creates the bridge with a port, so that its state is the same with and without pods. `keys` below `net.ipv6.conf` are
-/// set before any link is up.
+/// Creates the bridge with a port, so that its state is the same with and without pods. `keys` below `net.ipv6.conf`
+/// are set before any link is up.
 #[track_caller]
 pub fn create_bridge(host: &Host, keys: &[&str]) {
     host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
@@ -38,7 +38,7 @@ pub fn create_bridge(host: &Host, keys: &[&str]) {
     host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
 }
 
-/// Adds a machine with this address to the network of the pods.
+/// Adds a machine with this address to the pods' network.
 #[track_caller]
 #[must_use]
 pub fn add_neighbour(host: &Host, address: &str) -> Pod {
@@ -80,7 +80,7 @@ pub fn wait(what: &str, is_so: impl Fn() -> bool) {
     until(what, || is_so().then_some(()));
 }
 
-/// CNI parameters with the name of the pod, as a container runtime of Kubernetes passes it.
+/// Returns CNI parameters that include the pod name, as a Kubernetes runtime passes it.
 #[must_use]
 pub fn attachment<'a>(host: &'a Host, pod: &Pod, ifname: &str) -> Attachment<'a> {
     let mut attachment = host.attachment("bridge", pod, ifname);
@@ -88,7 +88,7 @@ pub fn attachment<'a>(host: &'a Host, pod: &Pod, ifname: &str) -> Attachment<'a>
     attachment
 }
 
-/// Leases of dnsmasq: address, host name and identity of the client.
+/// Lists dnsmasq's leases: address, host name and client identity.
 #[must_use]
 pub fn given(host: &Host) -> Vec<(String, String, String)> {
     let text = host.read(LEASES).unwrap_or_default();
@@ -96,20 +96,20 @@ pub fn given(host: &Host) -> Vec<(String, String, String)> {
     fields.filter(|f| f.len() == 5).map(|f| (f[2].clone(), f[3].clone(), f[4].clone())).collect()
 }
 
-/// Number of occurrences of a string in a file.
+/// Counts how often a string occurs in a file.
 #[must_use]
 pub fn count(host: &Host, file: &str, word: &str) -> usize {
     host.read(file).unwrap_or_default().matches(word).count()
 }
 
-/// Leases of dnsmasq, one a line.
+/// dnsmasq's leases, one per line.
 pub const LEASES: &str = "/run/leases";
-/// Log of dnsmasq, with every message.
+/// dnsmasq's log, with every message.
 pub const LOG: &str = "/run/dnsmasq.log";
 /// Options that make clients renew every second.
 pub const RENEW_EVERY_SECOND: [&str; 2] = ["--dhcp-option=58,1", "--dhcp-option=59,3"];
 
-/// Arguments of dnsmasq: 21 addresses from 10.1.0.`first`, leased for two minutes.
+/// Returns dnsmasq's arguments: 21 addresses from 10.1.0.`first` on, leased for two minutes.
 #[must_use]
 pub fn words(first: u8, more: &[&str]) -> Vec<String> {
     let fixed = [
@@ -139,14 +139,14 @@ pub fn serve(host: &Host, first: u8, more: &[&str]) -> Running {
     server
 }
 
-/// Arguments of dnsmasq for IPv6: addresses from 2001:db8::100, leased for two minutes, and router advertisements with a
-/// prefix for SLAAC.
+/// dnsmasq's arguments for IPv6: addresses from 2001:db8::100 on, leased for two minutes, and router advertisements
+/// with a prefix for SLAAC.
 pub const IPV6: [&str; 3] =
     ["--dhcp-range=2001:db8::100,2001:db8::1ff,slaac,64,120", "--enable-ra", "--ra-param=br0,high,10"];
 
-/// Log of Kea, with every message.
+/// Kea's log, with every message.
 pub const KEA_LOG: &str = "/run/kea.log";
-/// Leases of Kea, one line for each change.
+/// Kea's leases, one line per change.
 pub const KEA_LEASES: &str = "/run/kea-leases6.csv";
 
 /// Starts dnsmasq for both families on a host whose bridge also has 2001:db8::1.
@@ -158,8 +158,8 @@ pub fn serve_both(host: &Host, more: &[&str]) -> Running {
     server
 }
 
-/// Starts Kea for DHCPv6 on `br0`: `pool` below 2001:db8::/64, leases of four seconds, renewed every second. `identifier`
-/// is two hexadecimal digits that distinguish the server; `more` are further options.
+/// Starts Kea for DHCPv6 on `br0`: `pool` below 2001:db8::/64, leases that last four seconds and are renewed every
+/// second. `identifier` is two hexadecimal digits that distinguish the server; `more` contains additional options.
 #[track_caller]
 #[must_use]
 pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
@@ -194,7 +194,7 @@ pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
     server
 }
 
-/// Function that returns invalid responses to a request, and whether it is the request that the test waits for.
+/// Returns invalid responses to a request, and whether it is the request that the test waits for.
 pub type Responder<'a> = &'a (dyn Fn(&[u8]) -> (bool, Vec<Vec<u8>>) + Sync);
 
 /// Answers each request with invalid responses until `ended` is set.
@@ -229,7 +229,7 @@ pub fn option(number: u16, value: &[u8]) -> Vec<u8> {
     [&number.to_be_bytes()[..], &length.to_be_bytes(), value].concat()
 }
 
-/// Client identifier and identity association of a request, as bytes.
+/// Extracts client identifier and identity association from a request, as bytes.
 #[must_use]
 pub fn client_and_association(request: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut client, mut id) = (Vec::new(), vec![0; 4]);

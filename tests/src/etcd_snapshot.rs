@@ -1,8 +1,9 @@
-//! Snapshot of an API server's etcd, and its restoration after a test has used the server.
+//! Takes a snapshot of an API server's etcd, and restores it after a test has used the server.
 //!
-//! Keys and values are opaque. A restoration is complete when etcd holds the same keys and values as in the snapshot, and the
-//! server lists the same objects from its cache, for the kinds that tests create most and those that grant rights ([`LISTED`]).
-//! The key of the server's compactor is left alone: if it was deleted, kube-apiserver 1.20 panics five minutes later.
+//! Keys and values are opaque. Restoring is complete when etcd holds the same keys and values as in the snapshot, and
+//! the server lists the same objects from its cache, for the kinds that tests create most and those that grant rights
+//! ([`LISTED`]). The compactor's key is left alone: if it were deleted, kube-apiserver 1.20 would panic five minutes
+//! later.
 //!
 //! Source: etcd's JSON gateway, `/v3/kv`; kube-apiserver 1.20, `storage/etcd3/compact.go`.
 
@@ -15,10 +16,10 @@ use serde_json::{Deserializer, Value, json};
 use crate::kube::Kube;
 use crate::machine::TIMEOUT;
 
-/// Key of the server's compactor, as the gateway writes it: `compact_rev_key`.
+/// Key that belongs to the server's compactor, as the gateway writes it: `compact_rev_key`.
 const COMPACTOR: &str = "Y29tcGFjdF9yZXZfa2V5";
 const ETCD: &str = "http://127.0.0.1:2379/v3/kv";
-/// Time for which etcd must stay unchanged before the snapshot of a new server is taken.
+/// Time for which etcd must stay unchanged before a new server's snapshot is taken.
 const QUIET: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Paths that the server answers from its cache, which follows etcd: what tests create most, and what grants rights.
@@ -38,7 +39,7 @@ const LISTED: &[&str] = &[
     "/apis/rbac.authorization.k8s.io/v1/rolebindings?resourceVersion=0",
 ];
 
-/// Keys and values in etcd, as its gateway writes them, and names of the objects that the server lists.
+/// Keys and values in etcd, as the gateway writes them, and names of the objects that the server lists.
 #[derive(Debug)]
 pub struct EtcdSnapshot {
     stored: BTreeMap<String, String>,
@@ -48,10 +49,10 @@ pub struct EtcdSnapshot {
 // === impl EtcdSnapshot ===
 
 impl EtcdSnapshot {
-    /// Takes the snapshot of a new server once its own first writes are done.
+    /// Takes a new server's snapshot once the server has finished its own first writes.
     ///
     /// # Panics
-    /// If it does not answer.
+    /// The server does not answer.
     #[must_use]
     #[track_caller]
     pub fn of(kube: &Kube) -> EtcdSnapshot {
@@ -90,7 +91,7 @@ impl EtcdSnapshot {
         }
     }
 
-    /// First path whose objects are not those of the snapshot.
+    /// Returns the first path whose objects differ from the snapshot.
     fn difference(&self, listed: Option<Vec<BTreeSet<String>>>) -> String {
         let Some(listed) = listed else { return "it does not answer".to_owned() };
         let found = LISTED.iter().zip(listed.iter().zip(&self.listed)).find(|(_, (now, then))| now != then);
@@ -100,7 +101,7 @@ impl EtcdSnapshot {
         }
     }
 
-    /// Calls that turn the current contents of etcd into the snapshot.
+    /// Returns the calls that turn etcd's current content into the snapshot.
     fn changes(&self, now: &BTreeMap<String, String>) -> Vec<(&'static str, Value)> {
         let new = now.keys().filter(|key| !self.stored.contains_key(*key));
         let other = self.stored.iter().filter(|(key, value)| now.get(*key) != Some(value));
@@ -109,7 +110,7 @@ impl EtcdSnapshot {
     }
 }
 
-/// All keys and values of etcd, except that of the compactor.
+/// Reads all keys and values from etcd, except the compactor's.
 fn stored(kube: &Kube) -> BTreeMap<String, String> {
     let machine = kube.machine();
     let everything = r#"{"key":"AA==","range_end":"AA=="}"#;
@@ -130,7 +131,7 @@ fn change(kube: &Kube, calls: &[(&str, Value)]) {
     curl.stdin(all.join("next\n")).finish().success();
 }
 
-/// Names of the objects that the server lists on each path; `None` if it does not answer.
+/// Reads the names of the objects that the server lists on each path; `None` if it does not answer.
 fn listed(kube: &Kube) -> Option<Vec<BTreeSet<String>>> {
     let answer = kube.ask(LISTED);
     if answer.code != Some(0) {

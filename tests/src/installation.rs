@@ -1,4 +1,4 @@
-//! Image with the programs of this tree, or that of a release, and `deploy/` applied to a node.
+//! Builds an image with the programs in this tree, or takes the one from a release, and applies `deploy/` to a node.
 
 use std::fs;
 
@@ -12,14 +12,14 @@ use crate::parts::text;
 const IMAGE: &str = "ghcr.io/weft-net/weft";
 const TAG: &str = "0.1.0";
 
-/// Variable that names the image of a release for this processor, as `make dist` builds it: it is imported as it is.
+/// Variable that names a release image for this processor, as `make dist` builds it. The image is imported unchanged.
 const RELEASED: &str = "WEFT_IMAGE";
 
 /// Conflist that the installation writes when the default network is ready.
 pub const INSTALLED: &str = "/etc/cni/net.d/00-weft.conflist";
 
-/// Script that collects programs and the libraries of this machine that they need: directory, tag, programs. It appends
-/// the tag to each program, so that the programs of two images differ.
+/// Script that collects programs and the libraries that they need from this machine: directory, tag, programs. It
+/// appends the tag to each program, so that the programs in two images differ.
 const COLLECT: &str = r#"set -e
     directory=$0 tag=$1
     shift
@@ -34,7 +34,7 @@ const COLLECT: &str = r#"set -e
     done"#;
 
 impl Node {
-    /// Imports the image with both programs, or that of the release which `WEFT_IMAGE` names.
+    /// Imports the image with both programs, or the release image that `WEFT_IMAGE` names.
     #[track_caller]
     pub fn import_weft(&self) {
         match std::env::var_os(RELEASED) {
@@ -46,7 +46,7 @@ impl Node {
         }
     }
 
-    /// Imports an image with the programs of this tree under a tag.
+    /// Imports an image with the programs in this tree under a tag.
     #[track_caller]
     pub fn import_weft_as(&self, tag: &str) {
         let programs = ["weft", "weft-cni"].map(testkit::binary);
@@ -74,8 +74,8 @@ impl Node {
         self.kube().apply(&self.kube().kustomize(variant));
     }
 
-    /// Waits until weft is installed on a node that has a default network: the agent is ready, and the runtime has read the
-    /// conflist.
+    /// Waits until weft is installed on a node that has a default network: the agent is ready, and the runtime has
+    /// loaded the conflist.
     #[track_caller]
     pub fn until_weft_is_installed(&self) {
         let written = self.until("the configuration is written", || self.read(INSTALLED));
@@ -84,7 +84,7 @@ impl Node {
         self.until_ready(true);
     }
 
-    /// Waits until the agents of all nodes are ready.
+    /// Waits until the agents on all nodes are ready.
     #[track_caller]
     pub fn until_agent_is_ready(&self) {
         let nodes = self.kube().json(["nodes"])["items"].as_array().map(Vec::len);

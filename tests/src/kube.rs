@@ -1,8 +1,8 @@
-//! Real Kubernetes API: etcd and kube-apiserver on a machine of the test; see `lanes/kube/prepare`.
+//! Real Kubernetes API: etcd and kube-apiserver on a test machine; see `lanes/kube/prepare`.
 //!
-//! Data is in memory and ports are on the machine's own loopback link, so ports are constant and never conflict. Access is
-//! controlled (Node, RBAC), so every client needs an identity. If a pool of servers runs (`api_pool.rs`), a test uses one
-//! of its servers and starts none.
+//! Data is in memory. Ports are on the machine's own loopback link, so they can be constant and never conflict. Access
+//! is controlled (Node, RBAC), so every client needs an identity. If a pool of servers runs (`api_pool.rs`), a test
+//! uses one of its servers instead of starting one.
 //!
 //! Source: kube-apiserver(8) of 1.20 and 1.36.
 
@@ -19,14 +19,14 @@ use crate::api_pool::PooledServer;
 use crate::machine::{CONFIGURATIONS, Machine, until};
 use crate::parts::{parts, text};
 
-/// URL of the API server.
+/// API server URL.
 pub const SERVER: &str = "https://127.0.0.1:6443";
-/// Range of Service addresses.
+/// Range for Service addresses.
 const SERVICES: &str = "10.96.0.0/16";
-/// Panic message of a test that stops or starts a server of the pool.
+/// Panic message when a test stops or starts a server from the pool.
 const POOLED: &str = "this API server belongs to the pool: a test that stops it needs its own, `Kube::own`";
-/// APIs that 1.20 serves if only weft and the server itself use it. Publishing the OpenAPI documents of all others takes
-/// more than a third of its start time.
+/// APIs that 1.20 serves if only weft and the server itself use it. Publishing the OpenAPI documents for all others
+/// takes more than a third of its start time.
 const SERVED: &[&str] = &[
     "v1",
     "admissionregistration.k8s.io/v1",
@@ -46,7 +46,7 @@ const SERVED: &[&str] = &[
     "scheduling.k8s.io/v1",
     "storage.k8s.io/v1",
 ];
-/// APIs that 1.20 need not serve to controllers: older versions of APIs that are served.
+/// APIs that 1.20 need not serve to controllers, because newer versions of them are served.
 const NOT_SERVED: &[&str] = &[
     "apiextensions.k8s.io/v1beta1",
     "authentication.k8s.io/v1beta1",
@@ -66,10 +66,10 @@ const NOT_SERVED: &[&str] = &[
     "storage.k8s.io/v1beta1",
 ];
 
-/// Content of manifests of this tree, joined for one `kubectl apply`; paths are relative to the workspace.
+/// Reads manifests in this tree and joins them for one `kubectl apply`; paths are relative to the workspace.
 ///
 /// # Panics
-/// If one cannot be read.
+/// A manifest cannot be read.
 #[must_use]
 #[track_caller]
 pub fn files(paths: &[&str]) -> String {
@@ -77,7 +77,7 @@ pub fn files(paths: &[&str]) -> String {
     paths.iter().map(text).collect::<Vec<_>>().join("\n---\n")
 }
 
-/// Manifest of a namespace, to append to others.
+/// Returns a namespace manifest, to append to others.
 #[must_use]
 pub fn namespace(name: &str) -> String {
     format!("\n---\n{}", json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
@@ -86,7 +86,7 @@ pub fn namespace(name: &str) -> String {
 /// Whether pods need a service account, which a controller has to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accounts {
-    /// Pods get the default account of their namespace.
+    /// Pods get their namespace's default account.
     Required,
     /// No controller creates accounts.
     Absent,
@@ -98,18 +98,18 @@ pub struct Kube {
     machine: Arc<Machine>,
     parts: PathBuf,
     accounts: Accounts,
-    // Last: the server is returned to the pool after all processes of the machine have ended.
+    // Must be last: the server is returned to the pool after all processes on the machine have ended.
     pooled: Option<PooledServer>,
 }
 
 // === impl Kube ===
 
 impl Kube {
-    /// Returns an API server that the test neither stops nor inspects: one of the pool if it runs, else a dedicated one.
-    /// `None`, and the test is skipped, if the lane was not prepared.
+    /// Returns an API server that the test must neither stop nor inspect: one from the pool if it runs, otherwise an
+    /// own one. If the lane was not prepared, the test is skipped and the result is `None`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// The server does not start.
     #[must_use]
     #[track_caller]
     pub fn new(machine: Arc<Machine>) -> Option<Kube> {
@@ -122,10 +122,10 @@ impl Kube {
         Some(kube)
     }
 
-    /// Starts a dedicated server that the test may stop, start again and inspect.
+    /// Starts an own server, which the test may stop, start again and inspect.
     ///
     /// # Panics
-    /// If it does not start.
+    /// The server does not start.
     #[must_use]
     #[track_caller]
     pub fn own(machine: Arc<Machine>) -> Option<Kube> {
@@ -135,7 +135,7 @@ impl Kube {
         Some(kube)
     }
 
-    /// Prepares a dedicated server without starting any process.
+    /// Prepares an own server without starting any process.
     #[must_use]
     #[track_caller]
     pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
@@ -144,7 +144,7 @@ impl Kube {
         Some(kube)
     }
 
-    /// Returns the same server for another machine, on which it has the same address.
+    /// Returns the same server for another machine, where it has the same address.
     #[must_use]
     #[track_caller]
     pub fn reached_from(&self, machine: &Arc<Machine>) -> Kube {
@@ -155,13 +155,13 @@ impl Kube {
         kube
     }
 
-    /// Machine on which it runs.
+    /// Returns the machine on which the server runs.
     #[must_use]
     pub fn machine(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
     }
 
-    /// Writes a kubeconfig with the client certificate of this name; returns its path.
+    /// Writes a kubeconfig that uses the client certificate with this name; returns its path.
     #[track_caller]
     pub fn kubeconfig_for_certificate(&self, name: &str) -> String {
         let file = |end: &str| self.pki(&format!("{name}.{end}"));
@@ -171,7 +171,7 @@ impl Kube {
     /// Starts etcd and the API server if they do not run.
     ///
     /// # Panics
-    /// If the server belongs to the pool.
+    /// The server belongs to the pool.
     #[track_caller]
     pub fn launch(&self) {
         assert!(self.pooled.is_none(), "{POOLED}");
@@ -199,7 +199,7 @@ impl Kube {
         });
     }
 
-    /// Sends GET requests as cluster administrator for these paths, one after the other, until one fails.
+    /// Sends GET requests for these paths as cluster administrator, one after the other, until one fails.
     #[must_use]
     #[track_caller]
     pub fn ask(&self, paths: &[&str]) -> Finished {
@@ -240,7 +240,7 @@ impl Kube {
         self.launch_server_with(&[]);
     }
 
-    /// Starts the API server with further arguments.
+    /// Starts the API server with additional arguments.
     #[track_caller]
     pub fn launch_server_with(&self, further: &[&str]) {
         let pki = |name| self.pki(name);
@@ -279,19 +279,19 @@ impl Kube {
         self.machine.start("kube-apiserver", words.iter().map(String::as_str).chain(further.iter().copied()));
     }
 
-    /// Path of a program of the lane.
+    /// Returns the path of one of the lane's programs.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         text(&self.parts.join("bin").join(name)).to_owned()
     }
 
-    /// Directory of a kubectl that supports components of kustomizations.
+    /// Returns the directory with a kubectl that supports kustomization components.
     #[must_use]
     pub fn newer_kubectl(&self) -> String {
         text(&self.parts.join("kubectl/usr/bin")).to_owned()
     }
 
-    /// Renders a kustomization in `deploy/`. Deprecated fields, which kubectl warns of, are a failure.
+    /// Renders a kustomization in `deploy/`. Fails on deprecated fields, which kubectl warns about.
     #[must_use]
     #[track_caller]
     pub fn kustomize(&self, directory: &str) -> String {
@@ -304,7 +304,7 @@ impl Kube {
         finished.stdout
     }
 
-    /// Minor version of Kubernetes: 20 for 1.20.
+    /// Returns Kubernetes' minor version, for example 20 for 1.20.
     #[must_use]
     #[track_caller]
     pub fn minor(&self) -> u32 {
@@ -313,7 +313,7 @@ impl Kube {
         version.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("Kubernetes v1.MINOR.PATCH")
     }
 
-    /// Path of a certificate or key.
+    /// Returns the path of a certificate or key.
     #[must_use]
     pub fn pki(&self, name: &str) -> String {
         text(&self.parts.join("pki").join(name)).to_owned()
@@ -335,13 +335,13 @@ impl Kube {
         path
     }
 
-    /// Path of the kubeconfig of the cluster administrator.
+    /// Returns the path of the cluster administrator's kubeconfig.
     #[must_use]
     pub fn admin(&self) -> String {
         format!("{CONFIGURATIONS}/admin")
     }
 
-    /// Creates a service account if it does not exist, and a kubeconfig with its token; returns the path.
+    /// Creates a service account unless it exists, and a kubeconfig with its token; returns the path.
     #[track_caller]
     pub fn service_account(&self, namespace: &str, name: &str) -> String {
         let token = self.requested_token(namespace, name).unwrap_or_else(|_| {
@@ -354,7 +354,7 @@ impl Kube {
         self.configuration(&format!("{namespace}-{name}"), &json!({ "token": token }))
     }
 
-    /// Requests a token of a service account.
+    /// Requests a service account token.
     #[must_use]
     #[track_caller]
     pub fn token(&self, namespace: &str, name: &str) -> String {
@@ -384,7 +384,7 @@ impl Kube {
         stdin: &str,
     ) -> Finished {
         let kubectl = self.machine.command(&self.program("kubectl"));
-        // HOME contains its discovery cache. It exits before garbage collection matters.
+        // HOME contains kubectl's discovery cache. kubectl exits before garbage collection matters.
         let kubectl = kubectl.env("HOME", CONFIGURATIONS).env("KUBECONFIG", configuration).env("GOGC", "off");
         kubectl.args(words).stdin(stdin).deadline(crate::machine::TIMEOUT).finish()
     }
@@ -408,8 +408,8 @@ impl Kube {
         self.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
     }
 
-    /// Applies manifests, which the server must accept. Validation by kubectl is off: it would download the OpenAPI document,
-    /// which is most of its work.
+    /// Applies manifests, which the server must accept. kubectl's own validation is off, because downloading the
+    /// OpenAPI document would be most of its work.
     #[track_caller]
     pub fn apply(&self, manifests: &str) -> String {
         let words = ["apply", "--validate=false", "--openapi-patch=false", "-f", "-"];

@@ -1,8 +1,8 @@
-//! Shared rig of the end-to-end tests: a pretend host with `weft-cni` installed, an outside world, traffic, a directory
-//! of manifests, and real programs such as containerd, an API server or Neutron.
+//! Shared rig for the end-to-end tests: a pretend host with `weft-cni` installed, an outside world, traffic, a manifest
+//! directory, and real programs such as containerd, an API server or Neutron.
 //!
-//! - Expectations are read with the system's own tools, never with code of weft.
-//! - Leftovers that may remain after an attachment is deleted are listed in [`changes`] and nowhere else.
+//! - Tests read their expectations with the system's own tools, never with weft's code.
+//! - [`changes`] is the only place that lists what may remain after an attachment is deleted.
 
 #![allow(
     clippy::panic,
@@ -50,7 +50,7 @@ pub use node::Node;
 pub use openstack::OpenStack;
 pub use proxy::Proxy;
 
-/// Every version of the CNI specification.
+/// Every CNI version.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Every name under which tests call `weft-cni`.
@@ -81,14 +81,14 @@ pub const NAMES: &[&str] = &[
     "whereabouts",
 ];
 
-/// Installs `weft-cni` in the plugin directory of the host, under all its names.
+/// Installs `weft-cni` in the host's plugin directory, under all its names.
 pub fn install(host: &Host) {
     host.install(&testkit::binary("weft-cni"), NAMES);
-    // These directories exist on any used node. Without them, every ADD would show as a difference.
+    // These directories exist on any node in use. Without them, every ADD would show up as a difference.
     host.run(["sh", "-c", "mkdir -p /run/cni && mkdir -p -m 700 /run/cni/host-device"]);
 }
 
-/// Returns the command prefix that runs a plugin with legacy iptables, whose rules the kernel keeps apart from nftables.
+/// Returns the command that runs a plugin with legacy iptables, whose rules the kernel keeps separate from nftables.
 #[must_use]
 #[track_caller]
 pub fn with_legacy_iptables(host: &Host) -> Vec<String> {
@@ -98,8 +98,8 @@ pub fn with_legacy_iptables(host: &Host) -> Vec<String> {
     ["env", "PATH=/run/legacy"].map(str::to_owned).to_vec()
 }
 
-/// Returns the command that runs a plugin as in an unprivileged container: with every right on the network, and without
-/// access to `/proc/net/ip_tables_names` and other files of root.
+/// Returns the command that runs a plugin as in an unprivileged container: with every network capability, but without
+/// access to `/proc/net/ip_tables_names` and other files that belong to root.
 #[must_use]
 pub fn as_in_an_unprivileged_container() -> Vec<String> {
     let rights = "+net_admin,+net_raw,+sys_admin";
@@ -108,8 +108,8 @@ pub fn as_in_an_unprivileged_container() -> Vec<String> {
     user.into_iter().chain(rights).collect()
 }
 
-/// Waits until the kernel has completed the IPv6 addresses of a router's link: none is tentative, each has its anycast
-/// route. Without a link-local address the host cannot ask for neighbours.
+/// Waits until the kernel has completed the IPv6 addresses on a router's link: none is tentative, and each has its
+/// anycast route. Without a link-local address, the host cannot solicit neighbours.
 pub fn await_ipv6(host: &Netns, link: &str) {
     let count = |arguments: &[&str], word: &str| {
         let shown = host.run([&["ip", "-6"], arguments, &["dev", link]].concat());
@@ -144,14 +144,14 @@ pub fn with(config: &Value, keys: &Value) -> Value {
     config
 }
 
-/// Differences between two snapshots, without those that appear and disappear independently of the test:
-/// - state of host-local that only affects speed or fairness: the position of round robin, and the content of the copy
-///   of its directory. Whether that copy exists counts. The directory above it stays until the next boot;
-/// - results of drift checks, which an agent stores for its successor;
-/// - link-local addresses of remaining links, and their routes: the kernel adds them later;
-/// - the local route of an IPv6 address: the kernel adds it from a work queue, later than the address, which is a
-///   difference itself;
-/// - the multicast route of a link: it exists while the link is ready, which takes a moment.
+/// Lists the differences between two snapshots, without those that appear and disappear independently of the test:
+/// - host-local's state that only affects speed or fairness: the round robin position, and the content of its
+///   directory's copy. Whether that copy exists does count. The directory above it stays until the next boot.
+/// - Results of drift checks, which an agent stores for its successor.
+/// - Link-local addresses on remaining links, and their routes, because the kernel adds them later.
+/// - An IPv6 address's local route, because the kernel adds it from a work queue, later than the address; the address
+///   itself counts.
+/// - A link's multicast route, which exists while the link is ready, and that takes a moment.
 #[must_use]
 #[track_caller]
 pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
@@ -172,8 +172,8 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
     remaining.join("\n")
 }
 
-/// Waits until the host equals its snapshot: a kubelet tears down pods with a delay, and Open vSwitch restores the MTU of
-/// its bridge after a port is gone.
+/// Waits until the host equals its snapshot. A kubelet tears down pods with a delay, and Open vSwitch restores its
+/// bridge's MTU only after a port is gone.
 ///
 /// # Panics
 /// At [`machine::TIMEOUT`], with the difference.
@@ -190,7 +190,7 @@ pub fn until_unchanged(host: &Host, case: &str, before: &Snapshot) {
     }
 }
 
-/// Whether the address at the beginning of a line is one of IPv6.
+/// Whether a line begins with an IPv6 address.
 fn is_ipv6(line: &str) -> bool {
     line.split(' ').next().is_some_and(|address| address.contains(':'))
 }
@@ -209,10 +209,10 @@ pub fn assert_pod_unchanged(case: &str, pod: &Pod, before: &Snapshot) {
     assert!(changes.is_empty(), "{case}: pod {} is not as it was:\n{changes}", pod.name());
 }
 
-/// Code and message of a CNI error.
+/// Returns code and message from a CNI error.
 ///
 /// # Panics
-/// If the plugin succeeded, or exited without a CNI error on standard output.
+/// The plugin succeeded, or exited without a CNI error on standard output.
 #[must_use]
 #[track_caller]
 pub fn refusal(finished: &Finished) -> (u64, String) {
@@ -232,7 +232,7 @@ pub fn assert_refused(case: &str, finished: &Finished, code: u64, words: &[&str]
     }
 }
 
-/// Addresses of a result of any version, with prefix lengths.
+/// Returns the addresses in a result of any version, with prefix lengths.
 #[must_use]
 pub fn addresses(result: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -241,7 +241,7 @@ pub fn addresses(result: &Value) -> Vec<String> {
     old.chain(new).collect()
 }
 
-/// Addresses of a link as `ip -j` prints them, without those of scope link.
+/// Returns the addresses on a link as `ip -j` prints them, without those with scope link.
 #[must_use]
 #[track_caller]
 pub fn addresses_on(netns: &Netns, link: &str) -> Vec<String> {
@@ -253,7 +253,7 @@ pub fn addresses_on(netns: &Netns, link: &str) -> Vec<String> {
         .collect()
 }
 
-/// One link as `ip -d -j` prints it; `None` if it does not exist.
+/// Returns one link as `ip -d -j` prints it; `None` if it does not exist.
 #[must_use]
 #[track_caller]
 pub fn link(netns: &Netns, name: &str) -> Option<Value> {
@@ -261,13 +261,13 @@ pub fn link(netns: &Netns, name: &str) -> Option<Value> {
     (finished.code == Some(0)).then(|| finished.json()[0].clone())
 }
 
-/// Whether a link, as [`link`] returns it, has the flag UP. The kernel changes the operational state later.
+/// Whether a link, as [`link`] returns it, has the flag UP. The kernel changes the operational state only later.
 #[must_use]
 pub fn is_up(link: &Value) -> bool {
     link["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "UP"))
 }
 
-/// Names of links, sorted, without `lo`.
+/// Lists link names, sorted, without `lo`.
 #[must_use]
 #[track_caller]
 pub fn links(netns: &Netns) -> Vec<String> {
@@ -278,7 +278,7 @@ pub fn links(netns: &Netns) -> Vec<String> {
     names
 }
 
-/// Routes as `DST [via GATEWAY] [metric N]`, sorted; `arguments` as for `ip -j route`.
+/// Lists routes as `DST [via GATEWAY] [metric N]`, sorted; `arguments` are the same as for `ip -j route`.
 #[must_use]
 #[track_caller]
 pub fn routes(netns: &Netns, arguments: &[&str]) -> Vec<String> {
@@ -302,7 +302,7 @@ fn route_text(route: &Value) -> String {
     text
 }
 
-/// Calls GC with a list of valid attachments; `None` omits the list.
+/// Calls GC with a list of valid attachments; `None` sends no list.
 #[track_caller]
 pub fn gc(attachment: &Attachment<'_>, config: &Value, valid: Option<&[(&str, &str)]>) -> Finished {
     let mut config = config.clone();

@@ -1,4 +1,4 @@
-//! Pretend host with its own processes: a container runtime or a whole node runs on it.
+//! Pretend host with its own processes, on which a container runtime or a whole node can run.
 //!
 //! ```text
 //!   machine ── control groups /weft-test-… only
@@ -6,10 +6,10 @@
 //!            └─ Machine: first process ── services ── containers
 //! ```
 //!
-//! - Every process is in a PID namespace whose first process ends with the test, however the test ends. The kernel then
-//!   kills the rest, including containers.
-//! - Mounts of containers are in a further mount namespace and disappear with it. The host sees `/run/netns`.
-//! - Of the real machine, only control groups are changed: one group with a reserved name, removed at the end.
+//! - Every process is in a PID namespace whose first process ends with the test, no matter how the test ends. The
+//!   kernel then kills all others, including containers.
+//! - Container mounts are in another mount namespace and disappear with it. The host sees `/run/netns`.
+//! - On the real machine only control groups are changed: one group with a reserved name, which is removed at the end.
 //!
 //! Source: pid_namespaces(7), unshare(1), cgroups(7).
 
@@ -23,20 +23,20 @@ use std::time::{Duration, Instant};
 
 use testkit::{Command, Finished, Host, Running};
 
-/// Limit for any wait.
+/// Maximum time for any wait.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
-/// Shortest and longest pause between two polls; the pause grows with the duration of a poll.
+/// Minimum and maximum pause between two polls; the pause grows with the time that a poll takes.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// Directory of process ids and logs of services.
+/// Directory with the services' process ids and logs.
 const SERVICES: &str = "/run/services";
-/// Prefix of control group names; the test's process id and a number follow.
+/// Prefix for control group names, followed by the test's process id and a number.
 const GROUPS: &str = "weft-test-";
-/// Mount point of control groups.
+/// Where control groups are mounted.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Script of the first process. It mounts the rest of the machine's file system, whose mounts containers may see. Then it
-/// adopts orphaned processes until its input is closed.
+/// Script that the first process runs. It mounts the rest of the machine's file system, whose mounts containers may
+/// see, and then adopts orphaned processes until its input is closed.
 const FIRST: &str = "set -e
     mount --rbind /run/machine/sys/fs/cgroup /sys/fs/cgroup
     mount --make-rshared /
@@ -45,20 +45,20 @@ const FIRST: &str = "set -e
     : >/run/services/up
     exec 3<&0; cat <&3 >/dev/null & wait $!";
 
-/// Directory of configuration files that only this machine reads; it survives a reboot.
+/// Directory for configuration files that only this machine reads; it survives a reboot.
 pub const CONFIGURATIONS: &str = "/etc/weft-test";
 
 /// Pretend host with its own processes.
 #[derive(Debug)]
 pub struct Machine {
-    // First: its processes end before the host is dropped.
+    // Must be first: its processes end before the host is dropped.
     boot: Mutex<Boot>,
     name: String,
     group: String,
     host: Host,
 }
 
-/// Processes of a machine between two reboots.
+/// A machine's processes between two reboots.
 #[derive(Debug)]
 struct Boot {
     first: Running,
@@ -71,7 +71,7 @@ impl Machine {
     /// Starts a machine on `host` with host name `name`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// The machine does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host, name: &str) -> Machine {
@@ -83,8 +83,8 @@ impl Machine {
         Machine { boot, name: name.to_owned(), group, host }
     }
 
-    /// Reboots the machine: processes, network and `/run` are lost, files on disk stay. Devices beyond its network stay, and
-    /// so does the link `up0`.
+    /// Reboots the machine: processes, network and `/run` are lost, but files on disk stay. Devices beyond its network
+    /// stay, and so does the link `up0`.
     #[track_caller]
     pub fn reboot(&self) {
         let mut boot = self.boot.lock().expect("no panic before");
@@ -100,20 +100,20 @@ impl Machine {
         host.run(["mkdir", "-p", CONFIGURATIONS]);
         host.run(["sh", "-e", "-c", clear]);
         for link in crate::links(host).iter().filter(|link| *link != "up0") {
-            // Deleting one end of a pair deletes the other, so this may fail.
+            // Deleting one end of a pair also deletes the other, so this may fail.
             let _ = host.attempt(["ip", "link", "delete", link]);
         }
         *boot = Boot::new(host, &self.name);
     }
 
-    /// Control group for containers, as a path from the root of each hierarchy.
+    /// Returns the control group for containers, as a path from each hierarchy's root.
     #[must_use]
     pub fn group(&self) -> String {
         format!("/{}", self.group)
     }
 
-    /// Creates the control group, for programs that expect it. With cgroup v1, a new cpuset group is empty and accepts no
-    /// process until its CPUs and memory nodes are set.
+    /// Creates the control group, for programs that expect it. With cgroup v1, a new cpuset group is empty and accepts
+    /// no process until its CPUs and memory nodes are set.
     #[track_caller]
     pub fn make_group(&self) {
         let script = "for place in /sys/fs/cgroup /sys/fs/cgroup/*; do
@@ -125,13 +125,13 @@ impl Machine {
         self.run(["sh", "-c", script, &self.group]);
     }
 
-    /// Returns a path that this process can open for a path of the machine, including mounts of containers.
+    /// Converts a path on the machine to one that this process can open, including container mounts.
     #[must_use]
     pub fn reach(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.id()))
     }
 
-    /// Process id of the first process in the namespace of the test.
+    /// Returns the first process's id in the test's own namespace.
     fn id(&self) -> u32 {
         self.boot.lock().expect("no panic before").id
     }
@@ -143,7 +143,7 @@ impl Machine {
         self.host.command("nsenter").args(["--target", &id]).args(namespaces).args(["--", program])
     }
 
-    /// Runs a program inside that must succeed; returns its standard output.
+    /// Runs a program inside, which must succeed; returns its standard output.
     #[track_caller]
     pub fn run<'a>(&self, line: impl IntoIterator<Item = &'a str>) -> String {
         self.attempt(line).success().stdout
@@ -163,7 +163,7 @@ impl Machine {
         let file = format!("{SERVICES}/{service}");
         let script = "setsid sh -c 'echo $$ >\"$0.pid.new\"; mv \"$0.pid.new\" \"$0.pid\"; exec \"$@\"' \"$0\" \"$@\" \
                       >>\"$0.log\" 2>&1 </dev/null &";
-        // With the default garbage collection, a short-lived Go server spends a sixth of its time on it.
+        // With the default garbage collection, a short-lived Go server would spend a sixth of its time on it.
         let shell = self.command("sh").env("GOGC", "400");
         shell.args(["-c", script, &file]).args(line).finish().success();
         until(&format!("{service} is started"), || self.host.read(format!("{file}.pid")));
@@ -187,13 +187,13 @@ impl Machine {
         threads.into_iter().flatten().flatten().any(|thread| runs(&thread.path().join("stat")))
     }
 
-    /// Output of a service so far.
+    /// Returns a service's output so far.
     #[must_use]
     pub fn log(&self, service: &str) -> String {
         self.host.read(format!("{SERVICES}/{service}.log")).unwrap_or_default()
     }
 
-    /// Last lines of the output of a service.
+    /// Returns the last lines of a service's output.
     #[must_use]
     pub fn log_end(&self, service: &str) -> String {
         let log = self.log(service);
@@ -201,10 +201,10 @@ impl Machine {
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
-    /// Waits for an effect of a service.
+    /// Waits for a service to have an effect.
     ///
     /// # Panics
-    /// If the service ends before, or at the timeout; the message contains the end of its log.
+    /// The service ends first, or the time is over; the message contains the end of the log.
     #[track_caller]
     pub fn wait<T>(&self, service: &str, condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let until = Instant::now() + TIMEOUT;
@@ -258,8 +258,8 @@ impl Boot {
     /// Kills all processes and removes the control group.
     fn end(&mut self, group: &str) {
         self.first.end();
-        // The first process takes the others with it, but the kernel may need a moment, and a zombie may remain for a second
-        // until its parent reaps it.
+        // The first process takes the others with it, but the kernel may need a moment, and a zombie may stay for a
+        // second until its parent reaps it.
         let process = Path::new("/proc").join(self.id.to_string()).join("stat");
         let deadline = Instant::now() + TIMEOUT;
         while (runs(&process) || !remove_group(group)) && Instant::now() < deadline {
@@ -268,7 +268,7 @@ impl Boot {
     }
 }
 
-/// Whether a process or thread, given its `stat`, runs and is no zombie.
+/// Whether a process or thread, given its `stat`, runs and is not a zombie.
 fn runs(stat: &Path) -> bool {
     fs::read_to_string(stat).is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
 }
@@ -276,7 +276,7 @@ fn runs(stat: &Path) -> bool {
 /// Waits until `look` returns a value.
 ///
 /// # Panics
-/// If it takes longer than [`TIMEOUT`].
+/// It takes longer than [`TIMEOUT`].
 #[track_caller]
 pub fn until<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
@@ -290,12 +290,12 @@ pub fn until<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Pauses in proportion to the duration of the last poll, so that polling is not most of the load.
+/// Pauses in proportion to how long the last poll took, so that polling is not most of the load.
 fn pause(started: Instant) {
     thread::sleep(started.elapsed().clamp(PAUSE, PAUSE_MAX));
 }
 
-/// Removes control groups of tests that were killed.
+/// Removes control groups that killed tests have left.
 fn remove_orphaned_groups() {
     for place in hierarchies() {
         for entry in fs::read_dir(place).into_iter().flatten().flatten() {
@@ -320,7 +320,7 @@ fn remove_tree(path: &Path) -> bool {
     empty && fs::remove_dir(path).is_ok()
 }
 
-/// Roots of all hierarchies: one with cgroup v2, one for each controller with v1.
+/// Lists the roots of all hierarchies: one with cgroup v2, one per controller with v1.
 fn hierarchies() -> Vec<PathBuf> {
     let below = fs::read_dir(CGROUPS).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut roots: Vec<PathBuf> =

@@ -5,8 +5,8 @@
 //!   thick:  multus-shim ──► /run/multus/multus.sock ──► multus-daemon ──► API server, plugins
 //! ```
 //!
-//! Its delegates are the Go plugins of the same directory. The daemon runs directly on the machine instead of in a
-//! container, so its paths are those of the machine.
+//! Its delegates are the Go plugins in the same directory. The daemon runs directly on the machine instead of in a
+//! container, so its paths are the machine's.
 //!
 //! Source: Multus v4.3 `deployments/`, `docs/configuration.md`.
 
@@ -18,16 +18,16 @@ use crate::kube::Kube;
 use crate::machine::Machine;
 use crate::parts::text;
 
-/// Directory in which Multus caches the networks of a sandbox.
+/// Directory in which Multus caches a sandbox's networks.
 pub const CACHE_DIRECTORY: &str = "/var/lib/cni/multus";
-/// Configuration of the daemon.
+/// Daemon configuration file.
 pub const DAEMON_CONFIG: &str = "/etc/weft-test/daemon-config.json";
-/// Name of the daemon's service.
+/// Service name for the daemon.
 pub const DAEMON: &str = "multus-daemon";
 /// Directory in which a program in a pod finds its service account.
 const RIGHTS: &str = "/run/secrets/kubernetes.io/serviceaccount";
 
-/// Deployment form of Multus.
+/// Form in which Multus is deployed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// One program that does everything.
@@ -47,7 +47,7 @@ impl Form {
     /// Both forms.
     pub const ALL: [Form; 2] = [Form::Thin, Form::Thick];
 
-    /// Name of the form in its documentation.
+    /// Returns the name that the documentation uses for this form.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Form {
         }
     }
 
-    /// Programs that the directory of peers must contain.
+    /// Lists the programs that the peers' directory must contain.
     #[must_use]
     pub fn programs(self) -> &'static [&'static str] {
         match self {
@@ -65,7 +65,7 @@ impl Form {
         }
     }
 
-    /// Plugin that the runtime calls: the `type` of its configuration.
+    /// Returns the plugin that the runtime calls: the `type` in its configuration.
     #[must_use]
     pub fn plugin(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Form {
 }
 
 impl Multus {
-    /// Creates its service account with the RBAC of its installation, and nothing else yet.
+    /// Creates Multus's service account with the RBAC from its installation, and nothing else yet.
     #[must_use]
     #[track_caller]
     pub fn new(machine: &Machine, kube: &Kube, programs: PathBuf) -> Multus {
@@ -88,25 +88,25 @@ impl Multus {
         Multus { programs, kubeconfig }
     }
 
-    /// Path of its kubeconfig.
+    /// Returns the path of Multus's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> &str {
         &self.kubeconfig
     }
 
-    /// Directory of its programs and plugins.
+    /// Returns the directory with Multus's programs and plugins.
     #[must_use]
     pub fn directory(&self) -> &str {
         text(&self.programs)
     }
 
-    /// Path of one of its programs.
+    /// Returns the path of one of Multus's programs.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         text(&self.programs.join(name)).to_owned()
     }
 
-    /// Configuration of a node with this default network.
+    /// Returns the configuration for a node with this default network.
     #[must_use]
     pub fn configuration(&self, form: Form, default: &Value) -> Value {
         let mut configuration = json!({
@@ -117,17 +117,17 @@ impl Multus {
                 configuration["kubeconfig"] = self.kubeconfig.as_str().into();
                 configuration["binDir"] = self.directory().into();
             }
-            // The daemon has the remaining settings.
+            // The remaining settings are in the daemon's configuration.
             Form::Thick => configuration["daemonSocketDir"] = "/run/multus".into(),
         }
         configuration
     }
 
-    /// Starts the daemon of the node `name`. It writes `00-multus.conf` into `networks` when another network exists there,
-    /// and follows changes of that network.
+    /// Starts the daemon for the node `name`. It writes `00-multus.conf` into `networks` when another network exists
+    /// there, and follows changes to that network.
     #[track_caller]
     pub fn start_daemon(&self, machine: &Machine, name: &str, networks: &str) {
-        // The version of its default installation.
+        // The version in Multus's default installation.
         let config = json!({
             "cniVersion": "0.3.1", "logLevel": "error", "logToStderr": true, "binDir": self.directory(),
             "cniConfigDir": networks, "multusAutoconfigDir": networks, "multusConfigFile": "auto",
@@ -149,7 +149,7 @@ impl Multus {
     }
 }
 
-/// Objects of its service account and RBAC, as its installation creates them.
+/// Returns the service account and RBAC objects that Multus's installation creates.
 #[must_use]
 pub fn rbac_objects() -> Value {
     json!([

@@ -1,11 +1,11 @@
-//! Real Neutron on a machine of the test, with OVN and Open vSwitch in user space; see `lanes/neutron/prepare`.
+//! Real Neutron on a test machine, with OVN and Open vSwitch in user space; see `lanes/neutron/prepare`.
 //!
 //! ```text
 //!   machine (chassis node-1) ── underlay ── node-2      Neutron :9696, Keystone :5000, on the machine's loopback
 //! ```
 //!
-//! The first chassis is the machine itself. Any other is a network namespace of its name. Expectations are read with
-//! `curl`, and with `ovs-vsctl` of the chassis.
+//! The first chassis is the machine itself; any other one is a network namespace with its name. Tests read their
+//! expectations with `curl`, and with the chassis's `ovs-vsctl`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use testkit::workspace;
 use crate::machine::Machine;
 use crate::parts::{parts, text};
 
-/// URL of Neutron.
+/// Neutron URL.
 pub const NEUTRON: &str = "http://127.0.0.1:9696";
-/// URL of Keystone.
+/// Keystone URL.
 pub const KEYSTONE: &str = "http://127.0.0.1:5000";
-/// Directory of its files.
+/// Directory for Neutron's files.
 const DIRECTORY: &str = "/run/neutron";
 
-/// Services and drivers that run.
+/// Which services and drivers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Neutron with OVN, without authentication.
@@ -46,26 +46,26 @@ pub struct Neutron {
 /// Network with one subnet.
 #[derive(Clone, Debug)]
 pub struct Subnet {
-    /// Id of the network.
+    /// Network id.
     pub network: String,
-    /// Id of the subnet.
+    /// Subnet id.
     pub id: String,
 }
 
 // === impl Neutron ===
 
 impl Neutron {
-    /// Starts Neutron; `None`, and the test is skipped, if the lane was not prepared.
+    /// Starts Neutron. If the lane was not prepared, the test is skipped and the result is `None`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// Neutron does not start.
     #[must_use]
     #[track_caller]
     pub fn new(machine: impl Into<Arc<Machine>>, mode: Mode, chassis: &[&str]) -> Option<Neutron> {
         Neutron::with_token_lifetime(machine, mode, chassis, 3600)
     }
 
-    /// Starts Neutron with tokens that are valid for this number of seconds.
+    /// Starts Neutron with tokens that are valid for this many seconds.
     #[must_use]
     #[track_caller]
     pub fn with_token_lifetime(
@@ -85,7 +85,7 @@ impl Neutron {
         let stack = workspace().join("lanes/neutron/stack");
         let template = parts.join("template");
         machine.run(["mkdir", "-p", DIRECTORY]);
-        // Its processes continue to run and would keep this pipe open.
+        // Its processes keep running and would hold this pipe open.
         let script = "\"$0\" start \"$1\" \"$2\" >/run/neutron.log 2>&1 </dev/null || { cat /run/neutron.log; exit 1; }";
         let stack = machine
             .command("sh")
@@ -99,19 +99,19 @@ impl Neutron {
         Some(Neutron { machine, mode })
     }
 
-    /// Machine on which Neutron runs.
+    /// Returns the machine on which Neutron runs.
     #[must_use]
     pub fn machine(&self) -> &Arc<Machine> {
         &self.machine
     }
 
-    /// Path of `clouds.yaml` for Keystone.
+    /// Returns the path of `clouds.yaml` for Keystone.
     #[must_use]
     pub fn clouds(&self) -> String {
         format!("{DIRECTORY}/clouds.yaml")
     }
 
-    /// OVSDB socket of a chassis.
+    /// Returns a chassis's OVSDB socket.
     #[must_use]
     pub fn ovsdb(&self, chassis: &str) -> String {
         format!("{DIRECTORY}/ovn/{chassis}/db.sock")
@@ -126,7 +126,7 @@ impl Neutron {
         self.machine.run(line)
     }
 
-    /// Ports of `br-int` on a chassis that are links of pods.
+    /// Lists the ports on a chassis's `br-int` that are pod links.
     #[must_use]
     #[track_caller]
     pub fn plugged(&self, chassis: &str) -> Vec<String> {
@@ -150,7 +150,7 @@ impl Neutron {
             content = body.to_string();
             words.extend(["-H", "Content-Type: application/json", "-d", &content]);
         }
-        // Neutron delays concurrent changes of one port.
+        // Neutron delays concurrent changes to one port.
         let curl = self.machine.command("curl").args(words).deadline(crate::machine::TIMEOUT * 2);
         let answer = curl.finish().success().stdout;
         let (body, status) = answer.rsplit_once('\n').expect("a status");
@@ -166,7 +166,7 @@ impl Neutron {
         answer
     }
 
-    /// Token of the administrator.
+    /// Requests an administrator token.
     #[must_use]
     #[track_caller]
     pub fn token(&self) -> String {
@@ -182,7 +182,7 @@ impl Neutron {
         token.unwrap_or_else(|| panic!("no token: {answer}")).trim().to_owned()
     }
 
-    /// Creates a network with a subnet; `words` are fields of the subnet besides its prefix.
+    /// Creates a network with a subnet; `words` are subnet fields in addition to the prefix.
     #[must_use]
     #[track_caller]
     pub fn subnet(&self, name: &str, cidr: &str, words: &Value) -> Subnet {
@@ -195,7 +195,7 @@ impl Neutron {
         Subnet { network: text(&network), id: text(&subnet["subnet"]["id"]) }
     }
 
-    /// Ports that match a query.
+    /// Lists the ports that match a query.
     #[must_use]
     #[track_caller]
     pub fn ports(&self, query: &str) -> Vec<Value> {
@@ -203,7 +203,7 @@ impl Neutron {
         answer["ports"].as_array().expect("a list").clone()
     }
 
-    /// Ports of pods.
+    /// Lists the pods' ports.
     #[must_use]
     #[track_caller]
     pub fn pod_ports(&self) -> Vec<Value> {
@@ -217,7 +217,7 @@ impl Neutron {
         self.api("GET", &format!("ports/{id}"), None)["port"].clone()
     }
 
-    /// Log of the Neutron server.
+    /// Returns the Neutron server's log.
     #[must_use]
     pub fn log(&self) -> String {
         self.machine.read(format!("{DIRECTORY}/neutron/server.log")).unwrap_or_default()

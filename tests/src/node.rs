@@ -1,16 +1,16 @@
-//! Complete Kubernetes cluster of one or two nodes: etcd, API server, controllers, scheduler, and for each node a kubelet
-//! and containerd; see `lanes/node/prepare`.
+//! Complete Kubernetes cluster with one or two nodes: etcd, API server, controllers, scheduler, and for each node a
+//! kubelet and containerd; see `lanes/node/prepare`.
 //!
 //! ```text
 //!   outside ── up0 192.0.2.2 ─┬─ up0 192.0.2.1 ── node: pods, API server 6443, kubelet 10250
 //!                             └─ up0 192.0.2.3 ── node-2: pods, kubelet 10250 ([`Node::join`])
 //! ```
 //!
-//! - The real machine is not changed: sysctls that a kubelet writes go to files mounted over them, other files are in
-//!   memory.
-//! - No protection is switched off: control groups for each pod, RBAC, the Node authorizer, service accounts, probes, exec.
-//! - There is no kube-proxy and no DNS. The only Service is `kubernetes`: one rule lets pods reach the API server.
-//! - The API server also has port 6443 of the second node: the test forwards its connections.
+//! - The real machine is not changed: sysctls that a kubelet writes go to files mounted over them, and other files are
+//!   in memory.
+//! - All protection stays on: control groups for each pod, RBAC, the Node authorizer, service accounts, probes, exec.
+//! - There is no kube-proxy and no DNS. The only Service is `kubernetes`; one rule lets pods reach the API server.
+//! - The API server can also be reached at port 6443 on the second node, because the test forwards those connections.
 //!
 //! Source: kubelet 1.20 and 1.36 `cmd/kubelet/app/server.go`; kube-controller-manager(8), kube-scheduler(8).
 
@@ -29,12 +29,12 @@ use crate::machine::{CONFIGURATIONS, Machine};
 use crate::parts::{parts, text};
 use crate::traffic::{self, OUTSIDE, UPLINK};
 
-/// Name of the node.
+/// Node name.
 pub const NAME: &str = "node";
-/// Limit for any change of a node or pod: a kubelet has intervals of ten seconds and more.
+/// Maximum time for any node or pod change, because a kubelet works in intervals of ten seconds and more.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Directory of the kubelet's static pods.
+/// Directory for the kubelet's static pods.
 pub const STATIC_PODS: &str = "/etc/weft-test/static-pods";
 
 /// Sysctls that a kubelet requires, with their values.
@@ -47,13 +47,13 @@ const KERNEL: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Rules of the Service `kubernetes`, in place of kube-proxy; `ADDRESS` is that of the node.
+/// Rules for the Service `kubernetes`, in place of kube-proxy; `ADDRESS` stands for the node's address.
 const SERVICE: &str = "table ip kubernetes {
     chain prerouting { type nat hook prerouting priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to ADDRESS:6443; }
     chain output { type nat hook output priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to ADDRESS:6443; }
 }";
 
-/// Name, address and certificate of a node.
+/// Node name, address and certificate.
 #[derive(Debug)]
 struct NodeIdentity {
     name: &'static str,
@@ -62,29 +62,30 @@ struct NodeIdentity {
     certificate: &'static str,
 }
 
-/// The node of every cluster.
+/// Node that every cluster has.
 const FIRST: NodeIdentity = NodeIdentity { name: NAME, address: UPLINK[0], certificate: "kubelet" };
-/// The node that joins.
+/// Node that joins.
 const SECOND: NodeIdentity = NodeIdentity { name: "node-2", address: "192.0.2.3", certificate: "kubelet-2" };
 
-/// Node of a cluster. The first one also has the control plane.
+/// Cluster node. The first one also runs the control plane.
 #[derive(Debug)]
 pub struct Node {
     identity: NodeIdentity,
     kube: Kube,
     containerd: Containerd,
     outside: Arc<Pod>,
-    /// Runtime socket of the kubelet.
+    /// Runtime socket that the kubelet uses.
     runtime: String,
 }
 
 // === impl Node ===
 
 impl Node {
-    /// Starts a cluster on `host` without a pod network; `None`, and the test is skipped, if the lane was not prepared.
+    /// Starts a cluster on `host` without a pod network. If the lane was not prepared, the test is skipped and the
+    /// result is `None`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// The cluster does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host) -> Option<Node> {
@@ -99,10 +100,10 @@ impl Node {
         Some(node)
     }
 
-    /// Starts a second node of this cluster, `node-2`, on another host.
+    /// Starts a second node for this cluster, `node-2`, on another host.
     ///
     /// # Panics
-    /// If it does not start, or if the lane was prepared without its certificate.
+    /// The node does not start, or the lane was prepared without its certificate.
     #[must_use]
     #[track_caller]
     pub fn join(&self, host: Host) -> Option<Node> {
@@ -120,12 +121,12 @@ impl Node {
         Some(node)
     }
 
-    /// Starts the container runtime of a node, with the images of the lane.
+    /// Starts a node's container runtime, with the lane's images.
     #[track_caller]
     fn start_runtime(host: Host, identity: &NodeIdentity) -> Option<Containerd> {
         let images = parts("node")?;
         let NodeIdentity { name, address, certificate: _ } = identity;
-        // There is no DNS server, and a lookup would wait for seconds.
+        // There is no DNS server, so a lookup would wait for seconds.
         host.run(["rm", "-f", "/etc/resolv.conf", "/etc/hosts"]);
         host.write("/etc/resolv.conf", "");
         host.write("/etc/hosts", format!("127.0.0.1 localhost\n{address} {name}\n"));
@@ -134,7 +135,7 @@ impl Node {
         Some(containerd)
     }
 
-    /// Name of the node.
+    /// Returns the node name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.identity.name
@@ -145,7 +146,7 @@ impl Node {
         self.until("the node is registered", || self.condition("Ready").map(|_| ()));
     }
 
-    /// Starts all programs of Kubernetes.
+    /// Starts all Kubernetes programs.
     #[track_caller]
     fn launch(&self) {
         self.run(["ip", "route", "replace", "default", "via", OUTSIDE[0]]);
@@ -228,7 +229,7 @@ impl Node {
             words.push(format!("--pod-infra-container-image={}", containerd::PAUSE));
         } else {
             configuration["containerRuntimeEndpoint"] = endpoint.into();
-            // The real machine may have cgroup v1 only.
+            // The real machine may only have cgroup v1.
             configuration["failCgroupV1"] = false.into();
         }
         self.write(format!("{CONFIGURATIONS}/kubelet.json"), configuration.to_string());
@@ -249,7 +250,7 @@ impl Node {
             format!("--kubeconfig={}", kube.kubeconfig_for_certificate(name)),
             format!("--service-account-private-key-file={}", kube.pki("accounts.key")),
             format!("--root-ca-file={}", kube.pki("ca.crt")),
-            // Every controller uses its own account. Otherwise it may not remove the taints of a node.
+            // Every controller must use its own account; otherwise it may not remove a node's taints.
             "--use-service-account-credentials=true".to_owned(),
             "--node-monitor-period=1s".to_owned(),
         ];
@@ -259,25 +260,25 @@ impl Node {
         self.machine().start(name, words.iter().map(String::as_str).chain(speed));
     }
 
-    /// API server of the cluster.
+    /// Returns the cluster's API server.
     #[must_use]
     pub fn kube(&self) -> &Kube {
         &self.kube
     }
 
-    /// Container runtime of the node.
+    /// Returns the node's container runtime.
     #[must_use]
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
     }
 
-    /// Outside world of the node.
+    /// Returns the outside world.
     #[must_use]
     pub fn outside(&self) -> &Pod {
         &self.outside
     }
 
-    /// Machine on which the node runs.
+    /// Returns the machine that is the node.
     #[must_use]
     pub fn machine(&self) -> Arc<Machine> {
         self.containerd.machine()
@@ -290,14 +291,14 @@ impl Node {
         self.launch_kubelet();
     }
 
-    /// Restarts the kubelet with another runtime socket, which stays from now on.
+    /// Restarts the kubelet with another runtime socket, which it keeps from now on.
     #[track_caller]
     pub fn set_kubelet_runtime(&mut self, socket: &str) {
         socket.clone_into(&mut self.runtime);
         self.restart_kubelet();
     }
 
-    /// Condition of the node: whether it is true, and its message.
+    /// Returns a node condition: whether it is true, and its message.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<(bool, String)> {
         let finished = self.kube.attempt(["get", "node", self.identity.name, "-o", "json"], "");
@@ -307,21 +308,21 @@ impl Node {
         Some((condition["status"] == "True", condition["message"].as_str().unwrap_or_default().to_owned()))
     }
 
-    /// Waits until the node is ready or not ready.
+    /// Waits until the node is ready, or not ready.
     #[track_caller]
     pub fn until_ready(&self, wanted: bool) {
         let condition = if wanted { "the node is ready" } else { "the node is not ready" };
         self.until(condition, || self.condition("Ready").filter(|(holds, _)| *holds == wanted).map(|_| ()));
     }
 
-    /// Waits until the service account of a namespace exists; pods are refused before.
+    /// Waits until a namespace's service account exists, because pods are rejected before that.
     #[track_caller]
     pub fn until_service_account_exists(&self, namespace: &str) {
         let account = ["get", "serviceaccount", "default", "-n", namespace];
         self.until("the service account exists", || self.quiet(account));
     }
 
-    /// Waits until pods are ready; `words` are further arguments of `kubectl wait`.
+    /// Waits until pods are ready; `words` are additional arguments for `kubectl wait`.
     #[track_caller]
     pub fn until_pods_ready<'a>(&self, words: impl IntoIterator<Item = &'a str>) {
         let words: Vec<&str> =
@@ -329,7 +330,7 @@ impl Node {
         self.until(&format!("{words:?}"), || self.quiet(words.iter().copied()));
     }
 
-    /// Runs a program in the first container of a pod.
+    /// Runs a program in a pod's first container.
     #[track_caller]
     pub fn exec<'a>(
         &self,
@@ -341,7 +342,7 @@ impl Node {
         self.kube.attempt(words, "")
     }
 
-    /// Interfaces and addresses of a pod, as a program in the pod sees them.
+    /// Returns a pod's interfaces and addresses, as a program in the pod sees them.
     #[must_use]
     #[track_caller]
     pub fn addresses(&self, namespace: &str, pod: &str) -> Vec<(String, String)> {
@@ -354,7 +355,7 @@ impl Node {
         lines.collect()
     }
 
-    /// Fails unless a program in one pod reaches every address of another pod.
+    /// Fails unless a program in one pod can ping every address of another pod.
     #[track_caller]
     pub fn assert_pings(&self, namespace: &str, from: &str, to: &str) {
         for (link, address) in self.addresses(namespace, to) {
@@ -363,8 +364,8 @@ impl Node {
         }
     }
 
-    /// Waits until no pod with its own network runs. A kubelet stops unwanted pods immediately and removes them a minute
-    /// later.
+    /// Waits until no pod with its own network runs. A kubelet stops unwanted pods immediately, but removes them only a
+    /// minute later.
     #[track_caller]
     pub fn until_no_pod_runs(&self) {
         self.until("no pod runs", || links(self).iter().all(|link| !link.contains("veth")).then_some(()));
@@ -382,7 +383,7 @@ impl Node {
     /// Waits until `look` returns a value.
     ///
     /// # Panics
-    /// At the timeout, with pods, Events and the last errors of the kubelet.
+    /// At the timeout, with pods, Events and the kubelet's last errors.
     #[track_caller]
     pub fn until<T>(&self, condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + TIMEOUT;
@@ -402,7 +403,7 @@ impl Node {
         }
     }
 
-    /// Removes the configuration of the pod network.
+    /// Removes the pod network's configuration.
     #[track_caller]
     pub fn unconfigure(&self) {
         self.run(["rm", &format!("{NETWORKS}/00-weft.conflist")]);
@@ -417,7 +418,7 @@ impl std::ops::Deref for Node {
     }
 }
 
-/// Returns why a kubelet cannot start, if its certificate or its key is missing: it would exit, and the node would not
+/// Returns why a kubelet cannot start if its certificate or key is missing: it would exit, and the node would not
 /// register.
 fn missing_certificate(pki: &Path, name: &str) -> Option<String> {
     let mut files = ["crt", "key"].into_iter().map(|end| pki.join(format!("{name}.{end}")));

@@ -1,4 +1,5 @@
-//! Cluster on OpenStack: a real API server, a real Neutron, controllers with the shipped RBAC, and an agent for each node.
+//! Cluster on OpenStack: a real API server, a real Neutron, controllers with the shipped RBAC, and an agent for each
+//! node.
 //!
 //! ```text
 //!   kube-apiserver ◄── weft controller --neutron ──► Neutron ──► OVN ──► node-1 (the machine), node-2
@@ -6,7 +7,8 @@
 //!         └── weft agent of each node ◄── weft-cni, called as a runtime does
 //! ```
 //!
-//! A node is a chassis of OVN. It is a network namespace of that name, and its `/run/openvswitch` belongs to its switch.
+//! Each node is an OVN chassis, that is, a network namespace with its name, and its `/run/openvswitch` belongs to its
+//! own switch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,11 +23,11 @@ use crate::machine::{CONFIGURATIONS, Machine};
 use crate::neutron::{Mode, NEUTRON, Neutron, Subnet};
 use crate::parts::text;
 
-/// Limit for any wait.
+/// Maximum time for any wait.
 const TIMEOUT: Duration = Duration::from_secs(150);
 /// Interval between two polls.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Namespace of the pods.
+/// Namespace for the pods.
 pub const NAMESPACE: &str = "blue";
 /// Annotation that selects networks.
 pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
@@ -33,9 +35,9 @@ pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 pub const KURYR_CONFIG: &str = "openstack.org/kuryr-config";
 /// Annotation that the controller writes.
 pub const VIF: &str = "openstack.org/kuryr-vif";
-/// Node of [`OpenStack::without_switch`] whose ports are bound and become ACTIVE at once.
+/// Node in [`OpenStack::without_switch`] whose ports are bound and become ACTIVE at once.
 pub const BOUND: &str = "host-ovs-filter-active";
-/// Node of [`OpenStack::without_switch`] on which no mechanism driver binds a port.
+/// Node in [`OpenStack::without_switch`] on which no mechanism driver binds a port.
 pub const UNBOUND: &str = "host-fail";
 /// First node: the machine itself.
 pub const FIRST: &str = "node-1";
@@ -50,31 +52,33 @@ pub struct OpenStack {
     /// Neutron.
     pub neutron: Neutron,
     rights: String,
-    /// Results of os_vif by document. It takes half a second to start, and a waiting test reads one document repeatedly.
+    /// os_vif results by document. os_vif takes half a second to start, and a waiting test reads the same document
+    /// repeatedly.
     read: Mutex<BTreeMap<String, Vec<Value>>>,
 }
 
 // === impl OpenStack ===
 
 impl OpenStack {
-    /// Starts a cluster with these nodes; `None`, and the test is skipped, if the lane was not prepared.
+    /// Starts a cluster with these nodes. If the lane was not prepared, the test is skipped and the result is `None`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// The cluster does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host, mode: Mode, nodes: &[&str]) -> Option<OpenStack> {
         OpenStack::with_token_lifetime(host, mode, nodes, 3600)
     }
 
-    /// Starts a cluster with Neutron's mechanism drivers for tests: the name of a node decides how its ports are bound.
+    /// Starts a cluster with Neutron's mechanism drivers for tests, where a node's name decides how its ports are
+    /// bound.
     #[must_use]
     #[track_caller]
     pub fn without_switch(host: Host) -> Option<OpenStack> {
         OpenStack::new(host, Mode::Api, &[])
     }
 
-    /// Starts a cluster whose tokens are valid for this number of seconds.
+    /// Starts a cluster whose tokens are valid for this many seconds.
     #[must_use]
     #[track_caller]
     pub fn with_token_lifetime(host: Host, mode: Mode, nodes: &[&str], seconds: u32) -> Option<OpenStack> {
@@ -104,7 +108,7 @@ impl OpenStack {
         Some(OpenStack { machine, kube, neutron, rights, read: Mutex::default() })
     }
 
-    /// Starts a controller of this name; `rules` is the section `neutron` of its configuration file.
+    /// Starts a controller with this name; `rules` is the section `neutron` in its configuration file.
     #[track_caller]
     pub fn start_controller(&self, name: &str, rules: &Value, words: &[&str]) {
         let path = format!("{CONFIGURATIONS}/{name}.yaml");
@@ -140,7 +144,7 @@ impl OpenStack {
         self.machine.start(name, line);
     }
 
-    /// Value of a controller's metric; `line` is its name with labels and the space that follows.
+    /// Returns a controller metric; `line` is its name with labels, including the space that follows.
     #[must_use]
     pub fn metric(&self, name: &str, line: &str) -> Option<u64> {
         let address = format!("http://127.0.0.1:{}/metrics", page_of(name));
@@ -155,7 +159,7 @@ impl OpenStack {
             .wait(name, "leads", || (self.metric(name, "weft_neutron_leader ") == Some(1)).then_some(()));
     }
 
-    /// Starts the agent of a node.
+    /// Starts a node's agent.
     #[track_caller]
     pub fn start_agent(&self, node: &str, words: &[&str]) {
         let weft = testkit::binary("weft");
@@ -183,7 +187,7 @@ impl OpenStack {
         });
     }
 
-    /// Creates a definition as users of Kuryr write it: with annotations only, without `spec.config`.
+    /// Creates a definition as Kuryr users write it: with annotations only, without `spec.config`.
     #[track_caller]
     pub fn definition(&self, name: &str, kuryr_config: &Value) {
         self.definition_in(NAMESPACE, name, &json!({ KURYR_CONFIG: kuryr_config.to_string() }));
@@ -199,7 +203,7 @@ impl OpenStack {
         self.kube.apply(&definition.to_string());
     }
 
-    /// Creates a subnet, and a definition of the same name for it.
+    /// Creates a subnet, and a definition with the same name for it.
     #[must_use]
     #[track_caller]
     pub fn network(&self, name: &str, cidr: &str, words: &Value) -> Subnet {
@@ -222,7 +226,7 @@ impl OpenStack {
         self.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string());
     }
 
-    /// Sets `status.hostIP` of a pod, as a kubelet does.
+    /// Sets a pod's `status.hostIP`, as a kubelet does.
     #[track_caller]
     pub fn set_host_address(&self, name: &str, address: &str) {
         let mut pod = self.kube.json(["pod", "-n", NAMESPACE, name]);
@@ -238,7 +242,7 @@ impl OpenStack {
         self.kube.kubectl(["delete", "pod", "-n", NAMESPACE, name, "--force", "--grace-period=0"]);
     }
 
-    /// Value of a pod's annotation.
+    /// Returns a pod annotation.
     #[must_use]
     #[track_caller]
     pub fn annotation(&self, name: &str, key: &str) -> Option<String> {
@@ -246,14 +250,15 @@ impl OpenStack {
         pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
     }
 
-    /// VIFs of a pod's annotation as the real os_vif parses them, one for each interface; `None` without the annotation.
+    /// Returns the VIFs in a pod's annotation as the real os_vif parses them, one per interface; `None` without the
+    /// annotation.
     #[must_use]
     #[track_caller]
     pub fn vifs(&self, name: &str) -> Option<Vec<Value>> {
         self.annotation(name, VIF).map(|text| self.read_by_os_vif(&text))
     }
 
-    /// VIFs of a document as the real os_vif parses them.
+    /// Returns the VIFs in a document as the real os_vif parses them.
     #[must_use]
     #[track_caller]
     pub fn read_by_os_vif(&self, document: &str) -> Vec<Value> {
@@ -268,7 +273,7 @@ impl OpenStack {
         read
     }
 
-    /// Waits for the VIFs of a pod.
+    /// Waits for a pod's VIFs.
     #[must_use]
     #[track_caller]
     pub fn wait_for_vifs(&self, name: &str) -> Vec<Value> {
@@ -276,7 +281,7 @@ impl OpenStack {
         self.read_by_os_vif(&text)
     }
 
-    /// Events of a pod, as `REASON note`.
+    /// Lists a pod's Events as `REASON note`.
     #[must_use]
     #[track_caller]
     pub fn events(&self, name: &str) -> Vec<String> {
@@ -287,7 +292,7 @@ impl OpenStack {
         of_pod.map(|event| format!("{} {}", word(&event["reason"]), word(&event["note"]))).collect()
     }
 
-    /// Waits for an Event of a pod that contains all these strings.
+    /// Waits for a pod Event that contains all these strings.
     #[track_caller]
     pub fn wait_for_event(&self, name: &str, words: &[&str]) -> String {
         eventually(&format!("an Event of {name} with {words:?}"), || {
@@ -295,14 +300,15 @@ impl OpenStack {
         })
     }
 
-    /// Waits until no port of a pod remains, and fails if the controller has ended.
+    /// Waits until no pod has a port any more, and fails if the controller has ended.
     #[track_caller]
     pub fn assert_nothing_left(&self, controller: &str) {
         eventually("no port remains", || self.neutron.pod_ports().is_empty().then_some(()));
         assert!(self.machine.is_running(controller), "{}", self.machine.log(controller));
     }
 
-    /// CNI parameters of a container runtime on `node` for the sandbox `pod` of the pod `name` with this uid.
+    /// Returns the CNI parameters that a container runtime on `node` would use for the sandbox `pod`, which belongs to
+    /// the pod `name` with this uid.
     #[must_use]
     pub fn attachment(&self, node: &str, pod: &Pod, name: &str, uid: &str) -> Attachment<'_> {
         let mut attachment = self.machine.attachment("weft", pod, "eth0");
@@ -331,7 +337,7 @@ impl OpenStack {
 /// Waits until `look` returns a value. It polls rarely, because `look` runs expensive programs.
 ///
 /// # Panics
-/// If it takes longer than a loaded machine needs.
+/// It takes longer than even a loaded machine needs.
 #[track_caller]
 pub fn eventually<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
@@ -344,7 +350,7 @@ pub fn eventually<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T 
     }
 }
 
-/// Configuration of the meta-plugin on a node.
+/// Returns the meta-plugin configuration for a node.
 #[must_use]
 pub fn configuration(node: &str, default: &Value) -> Value {
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default], "agentSocket": socket_of(node) })
@@ -354,7 +360,7 @@ fn socket_of(node: &str) -> String {
     format!("/run/weft/{node}.sock")
 }
 
-/// Port for the metrics and health pages of an agent or controller, derived from its name.
+/// Returns the port for an agent's or controller's metrics and health pages, derived from its name.
 fn page_of(name: &str) -> u16 {
     10_000 + name.bytes().fold(0, |sum: u16, byte| (sum * 7 + u16::from(byte)) % 5000)
 }

@@ -1,8 +1,9 @@
-//! Location of the real programs of a lane, which `lanes/LANE/prepare` provides.
+//! Finds the real programs for a lane, which `lanes/LANE/prepare` provides.
 
 use std::path::{Path, PathBuf};
 
-/// Directory with the programs of a lane; `None`, and the test is skipped, if the lane was not prepared.
+/// Returns the directory with a lane's programs. If the lane was not prepared, the test is skipped and the result is
+/// `None`.
 ///
 /// # Panics
 /// Under CI, where no part may be missing that a package provides.
@@ -27,7 +28,7 @@ pub fn parts(lane: &str) -> Option<PathBuf> {
 /// Returns a path as a string.
 ///
 /// # Panics
-/// If it is not UTF-8.
+/// The path is not UTF-8.
 #[must_use]
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of this tree is text")

@@ -1,12 +1,12 @@
-//! Programs of other projects, in a directory that `PEERS` names.
+//! Finds other projects' programs, in the directory that `PEERS` names.
 //!
-//! Lanes look for `multus`, `multus-daemon` and `multus-shim` (Multus) and `whereabouts`, which no Debian package
-//! contains, and for the Go plugins. Debian packages those, in an older version and, with `PEERS=debian`, in a newer one.
-//! Nothing is downloaded. If a program is missing, its test is skipped and counted, or its row is left out.
+//! Lanes look there for `multus`, `multus-daemon` and `multus-shim` (Multus) and `whereabouts`, which no Debian package
+//! contains, and for the Go plugins. Debian does package those, in an older version and, with `PEERS=debian`, in a
+//! newer one. Nothing is downloaded. If a program is missing, its test is skipped and counted, or its row is left out.
 
 use std::path::PathBuf;
 
-/// Returns the directory if it contains all these programs; else `None`, and the test is skipped.
+/// Returns the directory if it contains all these programs. Otherwise the test is skipped and the result is `None`.
 #[must_use]
 #[track_caller]
 pub fn peers(programs: &[&str]) -> Option<PathBuf> {
@@ -37,7 +37,7 @@ pub fn find(programs: &[&str]) -> Result<PathBuf, String> {
     }
 }
 
-/// Directory of the Go plugins: that of this machine, unless `PEERS` names another.
+/// Returns the directory with the Go plugins: this machine's, unless `PEERS` names another.
 ///
 /// # Panics
 /// Under CI, if `PEERS=debian` and `lanes/peer/prepare` was not run.
@@ -52,7 +52,7 @@ pub fn go_plugins() -> PathBuf {
     }
 }
 
-/// Whether the Go plugins are newer than those of Debian's stable release.
+/// Whether the Go plugins are newer than those in Debian's stable release.
 #[must_use]
 pub fn are_newest() -> bool {
     std::env::var_os("PEERS").is_some()

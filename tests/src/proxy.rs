@@ -15,13 +15,13 @@ use crate::containerd::{self, Containerd};
 use crate::cri::{Cri, PodSandboxConfig, PodSandboxNetworkConfig};
 use crate::parts::{parts, text};
 
-/// Socket of the proxy.
+/// Proxy socket.
 pub const SOCKET: &str = "/run/weft/cri.sock";
 /// Directory in which the runtime finds the proxy's conflist.
 pub const RUNTIME_NETWORKS: &str = "/etc/cni/weft";
 const SERVICE: &str = "cri-proxy";
 
-/// Machine with a runtime and a proxy in front of it.
+/// Machine with a runtime, and a proxy in front of it.
 #[derive(Debug)]
 pub struct Proxy {
     node: Containerd,
@@ -38,7 +38,7 @@ impl Proxy {
         Proxy::with(node, &[])
     }
 
-    /// Starts runtime and proxy; the proxy manages networks and has none yet.
+    /// Starts runtime and proxy; the proxy manages networks but has none yet.
     #[must_use]
     #[track_caller]
     pub fn with_networks(host: Host) -> Option<Proxy> {
@@ -61,7 +61,7 @@ impl Proxy {
         Proxy::with_networks_on(node)
     }
 
-    /// Starts runtime and proxy with the log level of production, for benchmarks.
+    /// Starts runtime and proxy with the log level used in production, for benchmarks.
     #[must_use]
     #[track_caller]
     pub fn with_production_log(host: Host) -> Option<Proxy> {
@@ -72,7 +72,7 @@ impl Proxy {
         Some(proxy)
     }
 
-    /// Resident memory of the proxy in kilobytes.
+    /// Returns the proxy's resident memory in kilobytes.
     #[must_use]
     #[track_caller]
     pub fn resident_memory(&self) -> u64 {
@@ -115,7 +115,7 @@ impl Proxy {
         self.network(&["set", "-f", "-"], &network.to_string()).success();
     }
 
-    /// All networks by name, as `weft network list -o json` prints them.
+    /// Lists all networks by name, as `weft network list -o json` prints them.
     #[must_use]
     #[track_caller]
     pub fn networks(&self) -> BTreeMap<String, Value> {
@@ -125,8 +125,8 @@ impl Proxy {
         all.as_array().expect("a list").iter().map(|network| (name(network), network.clone())).collect()
     }
 
-    /// Responses of the proxy to calls of a client in another language, see `lanes/containerd/client.py`; `None`, and the
-    /// test is skipped, if the client is not available.
+    /// Returns the proxy's responses to calls from a client in another language, see `lanes/containerd/client.py`. If
+    /// that client is not available, the test is skipped and the result is `None`.
     #[must_use]
     #[track_caller]
     pub fn calls(&self, calls: &Value) -> Option<Vec<Value>> {
@@ -139,7 +139,7 @@ impl Proxy {
         Some(answers.as_array().expect("a list").clone())
     }
 
-    /// Pod configuration in the form that the Python client takes.
+    /// Returns a pod configuration in the form that the Python client takes.
     #[must_use]
     pub fn pod_in_json(&self, name: &str, networks: &Value) -> Value {
         json!({
@@ -150,7 +150,7 @@ impl Proxy {
         })
     }
 
-    /// Findings of `weft doctor`.
+    /// Lists what `weft doctor` finds.
     #[must_use]
     #[track_caller]
     pub fn findings(&self) -> Vec<String> {
@@ -166,7 +166,7 @@ impl Proxy {
         self.node.is_running(SERVICE)
     }
 
-    /// Pod configuration that requests networks: interface and network name of each.
+    /// Returns a pod configuration that requests networks, each with an interface and a network name.
     #[must_use]
     pub fn pod_on(&self, name: &str, networks: &[(&str, &str)]) -> PodSandboxConfig {
         let network = |(interface, network): &(&str, &str)| PodSandboxNetworkConfig {
@@ -177,10 +177,10 @@ impl Proxy {
         PodSandboxConfig { networks: networks.iter().map(network).collect(), ..self.node.pod(name, &[]) }
     }
 
-    /// Whether the proxy reports the network as ready.
+    /// Checks that the proxy reports the network as ready.
     ///
     /// # Errors
-    /// The message of the condition if it is false.
+    /// The condition's message if it is false.
     #[track_caller]
     pub fn ready(&self) -> Result<(), String> {
         let (conditions, _) = self.cri().status().expect("the runtime's status");
@@ -196,19 +196,20 @@ impl Proxy {
         self.node.wait(SERVICE, "listens", || UnixStream::connect(self.node.reach(SOCKET)).ok());
     }
 
-    /// Removes the files of a proxy that was killed by another process.
+    /// Removes the files that a killed proxy has left.
     #[track_caller]
     pub fn remove_stale_files(&self) {
         self.node.run(["rm", "-f", SOCKET, &format!("/run/services/{SERVICE}.pid")]);
     }
 
-    /// Restarts the proxy with these further arguments, which stay from now on.
+    /// Restarts the proxy with these additional arguments, which it keeps from now on.
     #[track_caller]
     pub fn relaunch(&mut self, words: &[&'static str]) {
         self.relaunch_as(&[&["--runtime-networks", RUNTIME_NETWORKS], words].concat());
     }
 
-    /// Restarts the proxy with only these arguments: without `--runtime-networks` it does not manage the runtime's networks.
+    /// Restarts the proxy with only these arguments: without `--runtime-networks` it does not manage the runtime's
+    /// networks.
     #[track_caller]
     pub fn relaunch_as(&mut self, words: &[&'static str]) {
         self.stop("TERM");
@@ -232,19 +233,19 @@ impl Proxy {
         self.node.stop(SERVICE, signal);
     }
 
-    /// Log of the proxy.
+    /// Returns the proxy's log.
     #[must_use]
     pub fn log(&self) -> String {
         self.node.log(SERVICE)
     }
 
-    /// Runtime behind the proxy.
+    /// Returns the runtime behind the proxy.
     #[must_use]
     pub fn node(&self) -> &Containerd {
         &self.node
     }
 
-    /// CRI client of the proxy, as a kubelet uses it.
+    /// Returns a CRI client that talks to the proxy, like the one in a kubelet.
     #[must_use]
     pub fn cri(&self) -> Cri {
         Cri::new(&self.node.reach(SOCKET))
@@ -259,7 +260,7 @@ impl Deref for Proxy {
     }
 }
 
-/// Network of the CRI Network API: a bridge with addresses of `10.SUBNET.0.0/24`.
+/// Returns a CRI Network API network: a bridge with addresses from `10.SUBNET.0.0/24`.
 #[must_use]
 pub fn bridge(name: &str, subnet: u8) -> Value {
     json!({ "metadata": { "name": name }, "cniv1_config": { "cni_version": "1.0.0", "plugins": [{

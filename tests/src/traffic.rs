@@ -4,7 +4,7 @@
 //!   outside ── up0 192.0.2.2/24, fd00:2::2/64 ── up0 192.0.2.1/24, fd00:2::1/64 ── host
 //! ```
 //!
-//! The outside world has no route back to pods: it only answers packets with the address of the host.
+//! The outside world has no route back to pods, so it can only answer packets that come from the host's address.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt};
 use testkit::{Host, Netns, Pod};
 
-/// Addresses of the outside world.
+/// Addresses in the outside world.
 pub const OUTSIDE: [&str; 2] = ["192.0.2.2", "fd00:2::2"];
-/// Addresses of the host on the link to it.
+/// The host's addresses on the link to the outside world.
 pub const UPLINK: [&str; 2] = ["192.0.2.1", "fd00:2::1"];
 
-/// Limit for establishing a connection or having it refused.
+/// Maximum time for a connection to be established or refused.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Creates the outside world and the host's link to it.
@@ -51,7 +51,7 @@ pub fn outside(host: &Host) -> Pod {
     outside
 }
 
-/// Connects a further host to the link between the outside world and the first host, as `up0` with this address.
+/// Connects another host to the link between the outside world and the first host, as `up0` with this address.
 ///
 /// ```text
 ///   outside ── lan ─┬─ up0 ── up0 192.0.2.1 ── first host
@@ -74,8 +74,8 @@ pub fn connect(outside: &Netns, host: &Netns, address: &str) {
     host.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
 }
 
-/// Connects hosts by a switch in the outside world: its ports are `NAME1`, `NAME2`, …; each host gets a link `NAME`. A
-/// change of a port is no change of the link of the host.
+/// Connects hosts through a switch in the outside world: its ports are `NAME1`, `NAME2`, …, and each host gets a link
+/// `NAME`. Changing a port does not change the host's link.
 #[track_caller]
 pub fn switch(outside: &Netns, name: &str, hosts: &[&Netns]) {
     outside.run(["ip", "link", "add", name, "type", "bridge"]);
@@ -89,7 +89,8 @@ pub fn switch(outside: &Netns, name: &str, hosts: &[&Netns]) {
     }
 }
 
-/// Source address that a TCP server at `address` in `server` sees for `client`; `None` if no connection arrives.
+/// Returns the source address that a TCP server at `address` in `server` sees for `client`; `None` if no connection
+/// arrives.
 #[must_use]
 #[track_caller]
 pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAddr> {
@@ -111,19 +112,19 @@ pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAd
     }
 }
 
-/// Transport protocol of a test.
+/// Transport protocol for a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// TCP.
     Tcp,
     /// UDP.
     Udp,
-    /// SCTP with one association of one client and one server, used like a connection; sctp(7).
+    /// SCTP, where one association between one client and one server is used like a connection; sctp(7).
     Sctp,
 }
 
-/// Client address that a server at `at` in `server` sees when `client` connects or sends to `to`. `to` may be another
-/// address that is translated to `at`. `None` if nothing arrives, or no response returns.
+/// Returns the client address that a server at `at` in `server` sees when `client` connects or sends to `to`, which may
+/// be another address that is translated to `at`. `None` if nothing arrives, or no response returns.
 #[must_use]
 #[track_caller]
 pub fn reached(
@@ -146,8 +147,8 @@ pub fn reached(
     }
 }
 
-/// Binds a socket at an address that a previous socket may still hold briefly: a process that another test starts
-/// shares all sockets until it calls exec.
+/// Binds a socket at an address that a previous socket may still hold for a moment, because a process that another test
+/// starts shares all sockets until it calls exec.
 #[track_caller]
 fn retry_while_in_use<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
     let until = Instant::now() + TIMEOUT;
@@ -186,7 +187,7 @@ fn reached_by_connection(
     None
 }
 
-/// SCTP socket that is used as a TCP socket.
+/// Returns an SCTP socket that can be used like a TCP socket.
 fn sctp(at: SocketAddr) -> std::io::Result<OwnedFd> {
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     Ok(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::SCTP))?)
@@ -206,14 +207,15 @@ fn connect_by_sctp(to: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Source address that `server` sees when `client` sends it a datagram through `to`; `None` if no response returns.
+/// Returns the source address that `server` sees when `client` sends it a datagram through `to`; `None` if no response
+/// returns.
 #[must_use]
 #[track_caller]
 pub fn udp_source_seen(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Option<SocketAddr> {
     for socket in [client, server] {
         socket.set_read_timeout(Some(TIMEOUT / 3)).expect("set a timeout");
     }
-    // The first send may report an error of an earlier datagram.
+    // The first send may report an error from an earlier datagram.
     let _ = client.send_to(b"warp", to).or_else(|_| client.send_to(b"warp", to));
     let mut word = [0; 8];
     let (_, peer) = server.recv_from(&mut word).ok()?;
@@ -242,11 +244,11 @@ pub fn tcp_delivers(client: &Netns, server: &Netns, address: &str) -> bool {
 /// Time for which a stream runs before the measurement, so that a saved-up burst does not count.
 const WARM_UP: Duration = Duration::from_millis(700);
 
-/// Number of intervals of a measurement.
+/// Number of intervals in a measurement.
 const PIECES: u32 = 9;
 
-/// Bytes a second that arrive over one TCP connection from `client` to `server`. The result is the median of the
-/// intervals of `time`: on a busy machine, a delayed reader finds the bytes of two intervals in one.
+/// Measures how many bytes a second arrive over one TCP connection from `client` to `server`. The result is the median
+/// over the intervals of `time`, because on a busy machine a delayed reader finds two intervals' bytes in one.
 #[must_use]
 #[track_caller]
 pub fn throughput(client: &Netns, server: &Netns, address: &str, time: Duration) -> f64 {

@@ -1,4 +1,4 @@
-//! Call of a plugin as a container runtime makes it: environment, configuration on standard input, exit code.
+//! Calls a plugin as a container runtime does: environment, configuration on standard input, exit code.
 //!
 //! Source: CNI specification 1.1.0, section 2.
 
@@ -9,9 +9,9 @@ use serde_json::Value;
 use crate::command::Finished;
 use crate::host::{Host, PLUGINS, Pod};
 
-/// Interface of a container, and the plugin that is called for it.
+/// Container interface, and the plugin to call for it.
 ///
-/// The fields become the environment; a test changes fields to make a call unusual.
+/// The fields become the environment. A test can change them to make an unusual call.
 #[derive(Debug)]
 pub struct Attachment<'a> {
     host: &'a Host,
@@ -27,12 +27,12 @@ pub struct Attachment<'a> {
     pub args: String,
     /// `CNI_PATH`.
     pub path: String,
-    /// Command prefix that runs the plugin; empty if it is run directly.
+    /// Command that runs the plugin; empty to run it directly.
     pub through: Vec<String>,
 }
 
 impl Host {
-    /// Returns the parameters that a runtime uses for interface `ifname` of `pod`.
+    /// Returns the parameters that a runtime would use for interface `ifname` in `pod`.
     #[must_use]
     pub fn attachment(&self, plugin: &str, pod: &Pod, ifname: &str) -> Attachment<'_> {
         Attachment {
@@ -52,7 +52,7 @@ impl Attachment<'_> {
     /// Calls `ADD` with a configuration. If it succeeds, a `CHECK` with its result must succeed, too.
     ///
     /// # Panics
-    /// If that `CHECK` fails.
+    /// That `CHECK` fails.
     #[track_caller]
     pub fn add(&self, config: &Value) -> Finished {
         let added = self.call("ADD", config.to_string());
@@ -65,8 +65,8 @@ impl Attachment<'_> {
         added
     }
 
-    /// Whether a `CHECK` follows an `ADD`: not if the test counts the calls, if another program is called, or if the version
-    /// has no `CHECK`.
+    /// Whether `CHECK` should follow `ADD`: not if the test counts the calls, if another program is called, or if the
+    /// version has no `CHECK`.
     fn is_checked(&self, config: &Value) -> bool {
         let has_check = config["cniVersion"].as_str().is_some_and(|version| version >= "0.4.0");
         let counts_calls = config.to_string().contains("testPlugin");
@@ -85,7 +85,7 @@ impl Attachment<'_> {
         self.call("DEL", config.to_string())
     }
 
-    /// Calls any verb with any input.
+    /// Calls any verb with any input, valid or not.
     #[track_caller]
     pub fn call(&self, verb: &str, stdin: impl Into<Vec<u8>>) -> Finished {
         let Attachment { host, plugin, container_id, netns, ifname, args, path, through } = self;

@@ -1,8 +1,8 @@
-//! Location of the programs of this workspace, built from the current sources.
+//! Finds the programs in this workspace, built from the current sources.
 //!
-//! With `WEFT_BIN_DIR` set, programs are taken from there as they are (`make bench`, release builds).
-//! Otherwise they lie beside the running test. A program that is missing or older than one of its sources is built
-//! first. Cargo lists the sources in `PROGRAM.d`.
+//! With `WEFT_BIN_DIR`, programs are taken from that directory as they are (`make bench`, release builds). Without it,
+//! they are next to the running test, and a program that is missing or older than one of its sources is built first.
+//! Cargo lists the sources in `PROGRAM.d`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// Path of a program of this workspace: `weft-cni`, `weft`, `weft-test-plugin`.
+/// Returns the path of a workspace program: `weft-cni`, `weft` or `weft-test-plugin`.
 ///
 /// # Panics
-/// If it does not exist and cannot be built, with the output of cargo.
+/// The program is missing and cannot be built; the message contains cargo's output.
 #[must_use]
 #[track_caller]
 pub fn binary(name: &str) -> PathBuf {
@@ -29,17 +29,18 @@ pub fn binary(name: &str) -> PathBuf {
     fresh("--bin", name, "")
 }
 
-/// Path of an example of a crate of this workspace.
+/// Returns the path of an example in this workspace.
 ///
 /// # Panics
-/// If it does not exist and cannot be built, with the output of cargo.
+/// The example is missing and cannot be built; the message contains cargo's output.
 #[must_use]
 #[track_caller]
 pub fn example(name: &str) -> PathBuf {
     fresh("--example", name, "examples")
 }
 
-/// Path of a target that cargo selects with `option`, in `directory` of the profile's directory; built if it is stale.
+/// Returns the path of a cargo target that `option` selects, in `directory` below the profile directory; builds it if
+/// it is stale.
 #[track_caller]
 fn fresh(option: &str, name: &str, directory: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
@@ -52,16 +53,16 @@ fn fresh(option: &str, name: &str, directory: &str) -> PathBuf {
     path
 }
 
-/// Root directory of the workspace.
+/// Returns the workspace root.
 #[must_use]
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).expect("crates/testkit is two directories down").to_path_buf()
 }
 
-/// Whether a program exists and none of its sources changed since it was built, or since cargo last ran.
+/// Whether a program exists and no source has changed since it was built or since cargo last ran.
 ///
-/// Cargo does not rebuild a program when only the lock file is newer: hence the second time.
+/// The second time is needed because cargo does not rebuild a program when only the lock file is newer.
 fn is_fresh(path: &Path) -> bool {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let (Some(built), Ok(sources)) = (modified(path), std::fs::read_to_string(path.with_extension("d")))
@@ -73,7 +74,7 @@ fn is_fresh(path: &Path) -> bool {
     sources_of(&sources).all(|source| older(&source)) && older(&workspace().join("Cargo.lock"))
 }
 
-/// Returns the files after the colon of `target: source source`; a space in a name is written `\ `.
+/// Parses the files after the colon in `target: source source`; a space in a name is written `\ `.
 fn sources_of(dep_info: &str) -> impl Iterator<Item = PathBuf> {
     let after = dep_info.split_once(": ").map_or("", |(_, sources)| sources.trim_end());
     let escaped = after.replace("\\ ", "\0");
@@ -95,7 +96,7 @@ fn build(option: &str, path: &Path, profile_directory: &Path) {
     let target = profile_directory.parent().expect("target/PROFILE");
     let started = SystemTime::now();
     let mut command = Command::new(cargo);
-    // Variables of the test's own package must not reach build scripts of other crates: they would run again, in this
+    // Variables from the test's own package must not reach other crates' build scripts: those would run again, in this
     // build and in the next one.
     let of_package = |name: &OsString| {
         let name = name.to_string_lossy();

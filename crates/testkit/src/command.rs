@@ -1,6 +1,6 @@
-//! Programs run inside a pretend host or pod, with a deadline.
+//! Runs programs inside a pretend host or pod, with a deadline.
 //!
-//! - Nothing waits for ever: a program that runs at its deadline is killed, and the test fails with its output.
+//! - Nothing waits forever: a program that still runs at its deadline is killed, and the test fails with its output.
 //! - A background program is killed when its handle is dropped.
 
 use std::ffi::{OsStr, OsString};
@@ -17,16 +17,16 @@ use serde_json::Value;
 
 use crate::world::World;
 
-/// Default deadline of a program.
+/// Default deadline.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Limit for the output of a program in bytes; more fails the test.
+/// Maximum program output in bytes; more fails the test.
 const OUTPUT_LIMIT: usize = 64 << 20;
 
-/// `PIPE_BUF`: number of bytes that a writable pipe accepts without blocking; pipe(7).
+/// `PIPE_BUF`: how many bytes a writable pipe accepts without blocking; pipe(7).
 const PIPE_PIECE: usize = 4096;
 
-/// Program to be run.
+/// Program to run.
 #[derive(Debug)]
 #[must_use = "nothing runs before `finish` or `start`"]
 pub struct Command {
@@ -46,7 +46,7 @@ pub struct Finished {
     pub stderr: String,
     /// Exit status; `None` if a signal ended the program.
     pub code: Option<i32>,
-    /// Signal that ended the program.
+    /// Signal that ended the program, if any.
     pub signal: Option<i32>,
     /// Wall-clock time from start to end.
     pub took: Duration,
@@ -107,11 +107,11 @@ impl Command {
         self
     }
 
-    /// Runs the program until it ends, with or without success.
+    /// Runs the program until it ends, whether it succeeds or not.
     ///
     /// # Panics
-    /// If it cannot be started, runs at its deadline, prints more than 64 MiB, or leaves a process that holds its output
-    /// open.
+    /// The program cannot be started, still runs at its deadline, prints more than 64 MiB, or leaves a process that
+    /// holds its output open.
     #[track_caller]
     pub fn finish(mut self) -> Finished {
         let started = Instant::now();
@@ -123,7 +123,7 @@ impl Command {
         let [stdout, stderr] = talk.texts();
         if !complete {
             let ended = child.try_wait().expect("poll the child").is_some();
-            // It may have ended already.
+            // The program may have ended already.
             let _ = child.kill();
             let _ = child.wait();
             let what = if ended { "left a process that holds its output open" } else { "was killed" };
@@ -140,7 +140,7 @@ impl Command {
         }
     }
 
-    /// Starts the program in the background without input; its output goes to that of the test.
+    /// Starts the program in the background without input; its output becomes part of the test's output.
     #[track_caller]
     pub fn start(mut self) -> Running {
         self.inner.stdin(Stdio::null()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
@@ -148,8 +148,8 @@ impl Command {
         Running { child, line: self.line }
     }
 
-    /// Starts the program with an input that stays open while the handle and this process exist. A program that reads its
-    /// input ends with them, however this process ends.
+    /// Starts the program with an input that stays open for as long as the handle and this process exist. A program
+    /// that reads its input therefore ends with them, however this process ends.
     #[track_caller]
     pub fn start_tied(mut self) -> Running {
         self.inner.stdin(Stdio::piped()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
@@ -196,8 +196,8 @@ fn wait_ready(descriptors: &mut [PollFd<'_>], until: Instant) -> bool {
 
 // === impl Conversation ===
 
-/// Input and both outputs of one child, served concurrently on one thread. Neither side waits for a full pipe, and the
-/// deadline also applies to a remaining process that holds the output open.
+/// One child's input and both outputs, served concurrently on one thread. Neither side waits for a full pipe, and the
+/// deadline also covers a leftover process that holds the output open.
 struct Conversation {
     process: Option<OwnedFd>,
     stdin: Option<(ChildStdin, Vec<u8>)>,
@@ -238,7 +238,7 @@ impl Conversation {
         true
     }
 
-    /// Reads and writes what is possible without waiting; `ready` has the order of `run`.
+    /// Reads and writes what is possible without waiting; `ready` has the same order as in `run`.
     fn step(&mut self, ready: &[bool]) {
         let mut ready = ready.iter().copied();
         if self.process.is_some() && ready.next() == Some(true) {
@@ -255,7 +255,7 @@ impl Conversation {
             let piece = left.len().min(PIPE_PIECE);
             match pipe.write(&left[..piece]) {
                 Ok(written) => drop(left.drain(..written)),
-                // A program need not read its input; a broken pipe is no error.
+                // A program need not read its input, so a broken pipe is not an error.
                 Err(_) => self.stdin = None,
             }
         }
@@ -266,7 +266,7 @@ impl Conversation {
     }
 }
 
-/// Reads the available bytes of a readable pipe; closes it at its end.
+/// Reads what is available from a readable pipe; closes it at its end.
 fn read_some(pipe: &mut Option<File>, bytes: &mut Vec<u8>) {
     let mut piece = [0; 16 * 1024];
     let length = pipe.as_mut().map_or(0, |pipe| pipe.read(&mut piece).expect("read a child's output"));
@@ -280,20 +280,20 @@ fn read_some(pipe: &mut Option<File>, bytes: &mut Vec<u8>) {
 // === impl Finished ===
 
 impl Finished {
-    /// Returns itself if the exit status is 0.
+    /// Requires that the program succeeded.
     ///
     /// # Panics
-    /// Otherwise, with the output of the program.
+    /// The exit status is not 0; the message contains the program's output.
     #[track_caller]
     pub fn success(self) -> Finished {
         assert!(self.code == Some(0), "{self}");
         self
     }
 
-    /// Standard output as JSON.
+    /// Parses standard output as JSON.
     ///
     /// # Panics
-    /// If it is not JSON.
+    /// It is not JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("not JSON ({error}): {self}"))
@@ -315,7 +315,7 @@ impl std::fmt::Display for Finished {
 // === impl Running ===
 
 impl Running {
-    /// Process id.
+    /// Returns the process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
@@ -329,7 +329,7 @@ impl Running {
     /// Stops the program until [`Running::resume`].
     ///
     /// # Panics
-    /// If it has ended.
+    /// The program has ended.
     #[track_caller]
     pub fn suspend(&self) {
         self.send(Signal::STOP);
@@ -338,7 +338,7 @@ impl Running {
     /// Lets a suspended program continue.
     ///
     /// # Panics
-    /// If it has ended.
+    /// The program has ended.
     #[track_caller]
     pub fn resume(&self) {
         self.send(Signal::CONT);
@@ -353,7 +353,7 @@ impl Running {
     /// Waits until the program ends.
     ///
     /// # Panics
-    /// If it runs at the deadline.
+    /// The program still runs at the deadline.
     #[track_caller]
     pub fn finish(mut self, deadline: Duration) -> ExitStatus {
         let line = std::mem::take(&mut self.line);
@@ -361,9 +361,9 @@ impl Running {
             .unwrap_or_else(|| panic!("`{line}` had not ended after {deadline:?} and was killed"))
     }
 
-    /// Kills the program, as [`Running::kill`] does, without consuming the handle.
+    /// Kills the program like [`Running::kill`], but keeps the handle.
     pub fn end(&mut self) {
-        // It may have ended already.
+        // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,11 +1,10 @@
-//! Features of this kernel and machine, found out by trying; a test that lacks one is skipped by name.
+//! Features that a machine may lack, detected by trying them. A test that needs a missing one is skipped by name.
 //!
-//! Rules:
-//! - The table has all features: name, script that tries it, origin.
-//! - A skip is never silent: it is printed to standard error and appended to the file that `WEFT_SKIP_LOG` names. The
-//!   summary of lanes counts those lines.
-//! - Under CI (`CI` is set), a test may skip a missing feature of the *kernel*, but fails if a package is missing.
-//! - If `WEFT_NO_SKIP` is set, any skip fails. The lane `vm` sets it, because it has its own kernel.
+//! - The table lists all features: name, the script that tries it, and where it comes from.
+//! - A skip is never silent: it is printed on standard error and appended to the file that `WEFT_SKIP_LOG` names, whose
+//!   lines the lane summary counts.
+//! - Under CI (`CI` is set), a test may skip a missing *kernel* feature, but must fail if a package is missing.
+//! - With `WEFT_NO_SKIP`, any skip fails. The lane `vm` sets it, because it has its own kernel.
 //!
 //! Source: the kernel's Kconfig symbols in the table.
 
@@ -62,10 +61,10 @@ pub enum Feature {
     Tcpdump,
 }
 
-/// Exit status of a shell for a program that it cannot find; sh(1).
+/// Exit status that a shell returns for a program it cannot find; sh(1).
 const COMMAND_NOT_FOUND: i32 = 127;
 
-/// Origin of a feature.
+/// Where a feature comes from.
 enum Origin {
     Kernel(&'static str),
     Package(&'static str),
@@ -73,10 +72,10 @@ enum Origin {
     Lane(&'static str),
 }
 
-/// Row of the table: feature, name, a script that succeeds in an empty namespace if the feature exists, and origin.
+/// Table row: feature, name, a script that succeeds in an empty namespace if the feature exists, and origin.
 type Row = (Feature, &'static str, &'static str, Origin);
 
-/// Prefixes a script with the creation of a veth pair, the parent of other kinds of link.
+/// Puts the creation of a veth pair in front of a script, as parent for other kinds of link.
 macro_rules! on_veth {
     ($script:literal) => {
         concat!("ip link add p0 type veth peer p1 && ", $script)
@@ -197,7 +196,7 @@ const TABLE: &[Row] = &[
         Origin::Lane("peer with PEERS=debian"),
     ),
     (Feature::Ethtool, "ethtool", "ethtool lo", Origin::Package("ethtool")),
-    // A test may remove the hardware of a guest.
+    // A test may remove hardware from a guest.
     (Feature::Guest, "the guest's own hardware", "grep -qw weft.guest /proc/cmdline", Origin::Lane("vm")),
     (
         Feature::Firewalld,
@@ -224,7 +223,7 @@ const TABLE: &[Row] = &[
     (Feature::Tcpdump, "tcpdump", "tcpdump --version", Origin::Package("tcpdump")),
 ];
 
-/// Result of trying a feature.
+/// Outcome of trying a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trial {
     Present,
@@ -240,7 +239,7 @@ impl Feature {
         self.trial() == Trial::Present
     }
 
-    /// Result of the script, which runs once in a process, in a temporary namespace.
+    /// Runs the script, once per process, in a temporary namespace.
     fn trial(self) -> Trial {
         static TRIED: [OnceLock<Trial>; TABLE.len()] = [const { OnceLock::new() }; TABLE.len()];
         *TRIED[self as usize].get_or_init(|| attempt(self, self.row().2))
@@ -250,12 +249,13 @@ impl Feature {
         &TABLE[self as usize]
     }
 
-    /// All features, in the order of the table.
+    /// Iterates over all features, in table order.
     pub fn all() -> impl Iterator<Item = Feature> {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// Symbol of the kernel's configuration that enables it, without `CONFIG_`; `None` if it is no feature of the kernel.
+    /// Returns the kernel configuration symbol that enables the feature, without `CONFIG_`; `None` if it is not a
+    /// kernel feature.
     #[must_use]
     pub fn kernel_symbol(self) -> Option<&'static str> {
         match self.row().3 {
@@ -264,7 +264,7 @@ impl Feature {
         }
     }
 
-    /// Reason why the feature is missing; `None` if it exists.
+    /// Returns why the feature is missing; `None` if it exists.
     #[must_use]
     pub fn missing(self) -> Option<String> {
         let (_, name, script, origin) = self.row();
@@ -280,7 +280,7 @@ impl Feature {
         }
     }
 
-    /// Whether a package, or another user, would provide the feature.
+    /// Whether installing a package, or running as another user, would provide the feature.
     fn is_installable(self) -> bool {
         self.trial() == Trial::NoTool || !matches!(self.row().3, Origin::Kernel(_) | Origin::Lane(_))
     }
@@ -301,10 +301,10 @@ fn attempt(feature: Feature, script: &str) -> Trial {
     })
 }
 
-/// Whether the running test is skipped because it lacks one of `features`; records the skip.
+/// Whether the running test must be skipped because one of `features` is missing; records the skip.
 ///
 /// # Panics
-/// Under CI, if the missing feature is available as a package, and if `WEFT_NO_SKIP` is set.
+/// Under CI, if a package would provide the missing feature; and whenever `WEFT_NO_SKIP` is set.
 #[must_use]
 #[track_caller]
 pub fn skip(test: &str, features: &[Feature]) -> bool {
@@ -320,7 +320,7 @@ pub fn skip(test: &str, features: &[Feature]) -> bool {
 
 /// Records that a test is skipped, and why; [`require!`](crate::require) does it for features.
 pub fn record_skip(test: &str, why: &str) {
-    // libtest hides the output of eprintln when a test passes.
+    // Not `eprintln`, whose output libtest hides when a test passes.
     let _ = writeln!(std::io::stderr(), "skipped {test}: {why}");
     if let Some(path) = std::env::var_os("WEFT_SKIP_LOG") {
         let line = json!({ "binary": test_binary(), "test": test, "why": why }).to_string() + "\n";
@@ -329,7 +329,7 @@ pub fn record_skip(test: &str, why: &str) {
     }
 }
 
-/// Name of the running test binary; its file is NAME-HASH.
+/// Returns the name of the running test binary, whose file is NAME-HASH.
 fn test_binary() -> String {
     let program = std::env::current_exe().ok();
     let name = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default().to_string_lossy();
@@ -346,8 +346,8 @@ macro_rules! require {
     };
 }
 
-/// Returns a [`Host`](crate::Host) for this test. The test ends as skipped without root, or if it lacks one of the
-/// given features. `let host = host!(Feature::Vlan);`
+/// Creates a [`Host`](crate::Host) for this test. Without root, or if one of the given features is missing, the test
+/// ends as skipped. `let host = host!(Feature::Vlan);`
 #[macro_export]
 macro_rules! host {
     ($($feature:expr),* $(,)?) => {{

@@ -1,8 +1,8 @@
-//! Pretend host with pretend pods, in namespaces.
+//! Pretend host with pretend pods, all in namespaces.
 //!
-//! [`Host::new`] creates a network namespace for the host, with the loopback link up, and a mount namespace with a private
-//! `/run`, `/etc/cni`, `/opt/cni`, `/var/lib/cni`, `/var/lib/weft`. [`Host::pod`] mounts a further network namespace as
-//! `/run/netns/NAME`. It is empty and its loopback link is down, as a container runtime creates it.
+//! [`Host::new`] creates a network namespace for the host, with the loopback link up, and a mount namespace with a
+//! private `/run`, `/etc/cni`, `/opt/cni`, `/var/lib/cni`, `/var/lib/weft`. [`Host::pod`] mounts another network
+//! namespace at `/run/netns/NAME`. It is empty and its loopback link is down, just as a container runtime creates it.
 //!
 //! ```text
 //!   machine ── never changed
@@ -11,8 +11,8 @@
 //!            └─ Pod b
 //! ```
 //!
-//! A failed test prints what it had changed. With `WEFT_TEST_KEEP=1` its namespaces stay until the test is interrupted, and
-//! it prints the `nsenter` line that enters them.
+//! A failed test prints what it had changed. With `WEFT_TEST_KEEP=1`, its namespaces stay until you interrupt the test,
+//! and it prints the `nsenter` line with which you can enter them.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use crate::world::World;
 
 /// Directory in which a host's runtime looks for plugins.
 pub(crate) const PLUGINS: &str = "/opt/cni/bin";
-/// Time for which the namespaces of a failed test are kept with `WEFT_TEST_KEEP=1`.
+/// Time for which a failed test keeps its namespaces with `WEFT_TEST_KEEP=1`.
 const KEEP: Duration = Duration::from_secs(3600);
 
 /// Pretend host. Everything is removed when the host and all its pods are dropped.
@@ -38,7 +38,7 @@ pub struct Host {
     life: Arc<Life>,
 }
 
-/// Pretend pod: a named network namespace of a host.
+/// Pretend pod: a named network namespace on a host.
 #[derive(Debug)]
 pub struct Pod {
     netns: Netns,
@@ -46,7 +46,7 @@ pub struct Pod {
     life: Arc<Life>,
 }
 
-/// Guard that reports changes if the test failed, and kills the remaining processes.
+/// Guard that reports changes if the test failed, and kills leftover processes.
 #[derive(Debug)]
 struct Life {
     world: World,
@@ -59,7 +59,7 @@ impl Host {
     /// Creates a host.
     ///
     /// # Panics
-    /// Without root. A test uses `let host = testkit::host!();`, which then skips.
+    /// The test does not run as root. Use `let host = testkit::host!();`, which skips the test instead.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "creating namespaces is no default")]
     #[track_caller]
@@ -78,10 +78,10 @@ impl Host {
         netns
     }
 
-    /// Creates a pod, whose network namespace is mounted as `/run/netns/NAME`.
+    /// Creates a pod, whose network namespace is mounted at `/run/netns/NAME`.
     ///
     /// # Panics
-    /// If a pod of that name exists.
+    /// A pod with this name exists.
     #[must_use]
     #[track_caller]
     pub fn pod(&self, name: &str) -> Pod {
@@ -90,43 +90,43 @@ impl Host {
         Pod { netns, path: PathBuf::from(format!("/run/netns/{name}")), life: Arc::clone(&self.life) }
     }
 
-    /// Returns the namespace that a program mounted as `/run/netns/NAME`.
+    /// Returns the namespace that a program mounted at `/run/netns/NAME`.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// There is none.
     #[must_use]
     #[track_caller]
     pub fn netns(&self, name: &str) -> Netns {
         Netns { world: self.netns.world.mounted(name), name: name.to_owned() }
     }
 
-    /// Returns the namespace of another process, at the [`Netns::handle`] of that process.
+    /// Returns another process's namespace, given its [`Netns::handle`].
     ///
     /// # Panics
-    /// If it does not exist.
+    /// There is none.
     #[must_use]
     #[track_caller]
     pub fn netns_at(&self, handle: &Path) -> Netns {
         Netns { world: self.netns.world.elsewhere(handle), name: "elsewhere".to_owned() }
     }
 
-    /// Name of the test that created the host.
+    /// Returns the name of the test that created the host.
     #[must_use]
     pub fn test(&self) -> &str {
         &self.life.test
     }
 
-    /// Snapshot as [`Netns::snapshot`], with every file in [`crate::snapshot::DIRECTORIES`].
+    /// Takes a snapshot like [`Netns::snapshot`], with every file in [`crate::snapshot::DIRECTORIES`].
     #[must_use]
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::of_host(&self.netns)
     }
 
-    /// Fails with the difference if the host does not equal its snapshot: the leak check.
+    /// Checks for leaks: fails with the difference if the host no longer equals its snapshot.
     ///
     /// # Panics
-    /// If it differs.
+    /// The host differs.
     #[track_caller]
     pub fn assert_unchanged(&self, before: &Snapshot) {
         let changes = before.changes(&self.snapshot());
@@ -148,7 +148,7 @@ impl Host {
         });
     }
 
-    /// Writes a file of the host and creates its parent directories.
+    /// Writes a file on the host, and creates its parent directories.
     #[track_caller]
     pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
         let (path, content) = (path.as_ref(), content.as_ref());
@@ -161,7 +161,7 @@ impl Host {
         });
     }
 
-    /// Reads a file of the host; `None` if it does not exist.
+    /// Reads a file on the host; `None` if it does not exist.
     #[must_use]
     #[track_caller]
     pub fn read(&self, path: impl AsRef<Path>) -> Option<String> {
@@ -185,13 +185,13 @@ impl Deref for Host {
 // === impl Pod ===
 
 impl Pod {
-    /// Mount point of the namespace as seen from inside the host: the value of `CNI_NETNS`.
+    /// Returns where the namespace is mounted inside the host: the value for `CNI_NETNS`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Container id for the pod: unique on the machine, and it contains the name of the test.
+    /// Returns the pod's container id, which is unique on the machine and contains the test name.
     #[must_use]
     pub fn container_id(&self) -> String {
         let test = self.life.test.rsplit("::").next().unwrap_or_default();
@@ -245,13 +245,13 @@ impl Drop for Life {
             }
         }
         for process in world.processes() {
-            // They are in a mount namespace that only this test uses.
+            // These processes are in a mount namespace that only this test uses.
             let _ = Pid::from_raw(process).map(|process| kill_process(process, Signal::KILL));
         }
     }
 }
 
-/// Name of the running test, which libtest gives to its thread.
+/// Returns the name of the running test, which libtest gives to its thread.
 #[must_use]
 pub fn test_name() -> String {
     match thread::current().name() {

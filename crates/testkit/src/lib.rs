@@ -1,10 +1,10 @@
-//! Support for tests: pretend hosts in namespaces, skips for missing features, a leak check, and a plugin that records its
+//! Test support: pretend hosts in namespaces, skips for missing features, a leak check, and a plugin that records its
 //! calls and misbehaves on demand.
 //!
-//! - This crate depends on no other crate of the workspace. Expectations are read with `ip -j`, `nft -j`, `tc -j` and
-//!   `ping`, never with the code under test.
-//! - A test never changes the machine. It has its own network and mount namespace ([`Host`]), so tests run in parallel,
-//!   and their leftovers disappear when they end, also after a panic.
+//! - This crate depends on no other crate in the workspace. Tests read their expectations with `ip -j`, `nft -j`, `tc
+//!   -j` and `ping`, never with the code under test.
+//! - A test never changes the machine. It has its own network and mount namespace ([`Host`]), so tests can run in
+//!   parallel, and whatever they leave disappears when they end, even after a panic.
 //! - A test that cannot run here is skipped by name and counted ([`require!`]), never silently passed.
 //!
 //! A test in five lines:

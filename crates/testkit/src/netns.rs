@@ -20,7 +20,7 @@ pub struct Netns {
 // === impl Netns ===
 
 impl Netns {
-    /// Name of the namespace: that of the pod, or `host`.
+    /// Returns the namespace name: the pod's name, or `host`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -34,7 +34,7 @@ impl Netns {
     /// Runs a program that must succeed; returns its standard output.
     ///
     /// # Panics
-    /// If it fails, with its output.
+    /// The program fails; the message contains its output.
     #[track_caller]
     pub fn run<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> String {
         self.attempt(line).success().stdout
@@ -48,26 +48,27 @@ impl Netns {
         self.command(program).args(words).finish()
     }
 
-    /// Runs a program that must succeed and print JSON; empty output counts as `[]`, as `ip -j` means it.
+    /// Runs a program that must succeed and print JSON. Empty output counts as `[]`, because that is what `ip -j` means
+    /// by it.
     #[track_caller]
     pub fn json<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> Value {
         let finished = self.attempt(line).success();
         if finished.stdout.trim().is_empty() { Value::Array(Vec::new()) } else { finished.json() }
     }
 
-    /// Runs `work` inside on a new thread: sockets opened there stay in the namespace.
+    /// Runs `work` inside, on a new thread; sockets opened there stay in the namespace.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.world.run(work)
     }
 
-    /// Whether `address` answers an echo request. Requests are sent every 200 ms for two seconds, because a link that just
-    /// came up may lose the first.
+    /// Whether `address` answers an echo request. Requests are sent every 200 ms for two seconds, because a link that
+    /// has just come up may lose the first one.
     #[track_caller]
     pub fn pings(&self, address: &str) -> bool {
         self.attempt(["ping", "-n", "-q", "-i", "0.2", "-c", "1", "-w", "2", address]).code == Some(0)
     }
 
-    /// Path of the network namespace that this process can open from any namespace.
+    /// Returns a path to the network namespace that this process can open from any namespace.
     #[must_use]
     pub fn handle(&self) -> PathBuf {
         use std::os::fd::AsRawFd;

@@ -1,29 +1,29 @@
-//! Record of the calls of `weft-test-plugin`, one JSON object a line.
+//! Reads what `weft-test-plugin` recorded, one JSON object per call and line.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Call of the recording plugin.
+/// Call that the plugin recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Call {
     /// `CNI_COMMAND`.
     pub command: String,
-    /// Every environment variable that starts with `CNI_`, sorted.
+    /// All environment variables that start with `CNI_`, sorted.
     pub environment: std::collections::BTreeMap<String, String>,
     /// Standard input; bytes that are not UTF-8 are replaced.
     pub stdin: String,
-    /// Name under which it was called, without directory.
+    /// Name under which the plugin was called, without directory.
     pub program: String,
 }
 
 impl Call {
-    /// Configuration of the call.
+    /// Parses the call's configuration.
     ///
     /// # Panics
-    /// If it is not JSON.
+    /// It is not JSON.
     #[must_use]
     #[track_caller]
     pub fn config(&self) -> Value {
@@ -31,17 +31,17 @@ impl Call {
             .unwrap_or_else(|error| panic!("configuration of {}: {error}: {}", self.command, self.stdin))
     }
 
-    /// Value of an environment variable; empty if it was not set.
+    /// Returns an environment variable; empty if it was not set.
     #[must_use]
     pub fn environment(&self, name: &str) -> &str {
         self.environment.get(name).map_or("", String::as_str)
     }
 }
 
-/// Calls in a record, in order; none if the file does not exist.
+/// Reads the recorded calls, in order; empty if the file does not exist.
 ///
 /// # Panics
-/// If a line is not a record.
+/// A line is not a record.
 #[must_use]
 #[track_caller]
 pub fn calls(path: &Path) -> Vec<Call> {

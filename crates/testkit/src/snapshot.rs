@@ -1,10 +1,9 @@
-//! Snapshot of everything in a namespace that network software can change, and the differences of two snapshots.
+//! Snapshot of everything in a namespace that network software can change, and the differences between two snapshots.
 //!
-//! Rules:
-//! - It is read with the system's own tools, never with code of weft.
-//! - Volatile state (timers, counters, handles, carrier, duplicate address detection) is left out: two snapshots of an idle
-//!   namespace are equal.
-//! - A difference is a readable line.
+//! - It is read with the system's own tools, never with weft's code.
+//! - Volatile state (timers, counters, handles, carrier, duplicate address detection) is left out, so that two
+//!   snapshots of an idle namespace are equal.
+//! - Each difference is one readable line.
 //!
 //! Sources: ip(8), nft(8) and tc(8) with `-j`, iptables-save(8), `/proc/sys/net`.
 
@@ -17,18 +16,18 @@ use serde_json::Value;
 
 use crate::netns::Netns;
 
-/// Directories of a host whose files belong to its snapshot.
+/// Directories whose files belong to a host's snapshot.
 pub const DIRECTORIES: [&str; 7] =
     ["/etc/cni", "/opt/cni", "/run/cni", "/run/netns", "/run/weft", "/var/lib/cni", "/var/lib/weft"];
 
-/// State at one moment: one entry for each link, address, route, rule, file and so on, by a title.
+/// State at one moment: one entry, with a title, for each link, address, route, rule, file and so on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     entries: BTreeMap<String, Value>,
 }
 
 impl Netns {
-    /// Links, addresses, routes, rules, filters, queueing disciplines and sysctls, as they are now.
+    /// Takes a snapshot of links, addresses, routes, rules, filters, queueing disciplines and sysctls.
     #[must_use]
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
@@ -56,7 +55,7 @@ impl Snapshot {
         Snapshot { entries: entries.0 }
     }
 
-    /// Differences of a later snapshot, one a line; empty if it is equal.
+    /// Lists what a later snapshot has changed, one difference per line; empty if it is equal.
     ///
     /// `+` is new, `-` is gone, `~` has another value.
     #[must_use]
@@ -64,13 +63,13 @@ impl Snapshot {
         difference::lines(&self.entries, &later.entries).join("\n")
     }
 
-    /// Titles that begin with `prefix`: `link `, `route main`, `file /var/lib/cni`.
+    /// Iterates over titles that begin with `prefix`: `link `, `route main`, `file /var/lib/cni`.
     pub fn titles(&self, prefix: &str) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str).filter(move |title| title.starts_with(prefix))
     }
 }
 
-/// Entries during collection; a repeated title gets a number.
+/// Entries while they are collected; a repeated title gets a number.
 #[derive(Default)]
 struct Entries(BTreeMap<String, Value>);
 

@@ -1,11 +1,10 @@
-//! Pair of a mount and a network namespace, and threads that work inside.
+//! A mount namespace and a network namespace, and threads that work inside.
 //!
-//! Rules:
-//! - A thread enters the namespaces and ends there. Nothing is restored, so a panic inside is harmless.
-//! - Two descriptors keep the namespaces alive. When the last owner is dropped, the kernel removes every mount, link, route
-//!   and rule in them.
-//! - Directories that network software writes to are private. The rest of the file system is the machine's and is
-//!   readable as usual.
+//! - A thread enters the namespaces and ends there. Nothing has to be restored, so a panic inside is harmless.
+//! - Two descriptors keep the namespaces alive. When the last owner is dropped, the kernel removes every mount, link,
+//!   route and rule in them.
+//! - Directories that network software writes to are private. Everything else in the file system is the machine's own
+//!   and readable as usual.
 //!
 //! Source: mount_namespaces(7), network_namespaces(7), setns(2); ip-netns(8) for `/run/netns`.
 
@@ -25,7 +24,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 /// Directory in which the machine's own directories stay readable after others were mounted over them.
 const MACHINE: &str = "/run/machine";
 
-/// Directories of which a pretend host has its own copy, and the entries of the machine that the copy omits.
+/// Directories that a pretend host gets its own copy of, and which of the machine's entries the copy leaves out.
 const SHADOWED: [(&str, &[&str]); 4] = [
     ("/etc", &["cni", "containers", "docker"]),
     ("/var/lib", &["cni", "weft", "containerd", "containers", "docker", "etcd", "kubelet"]),
@@ -33,17 +32,17 @@ const SHADOWED: [(&str, &[&str]); 4] = [
     ("/opt", &["cni"]),
 ];
 
-/// Mount and network namespace.
+/// A mount and a network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     mount: Arc<File>,
     network: Arc<File>,
-    /// Directory that is `/` inside: entering a mount namespace alone would leave the chroot.
+    /// Directory that is `/` inside, because entering a mount namespace alone would leave the chroot.
     root: Arc<File>,
 }
 
 impl World {
-    /// Creates a pretend host: empty network, private `/run`, and CNI directories that do not exist yet.
+    /// Creates a pretend host: an empty network, a private `/run`, and CNI directories that do not exist yet.
     pub(crate) fn new() -> World {
         let made = on_a_thread(|| {
             unshare(UnshareFlags::FS | UnshareFlags::NEWNS | UnshareFlags::NEWNET)?;
@@ -54,7 +53,7 @@ impl World {
         made.unwrap_or_else(|errno: Errno| panic!("make a pretend host: {errno}"))
     }
 
-    /// Creates a network namespace, mounted as `/run/netns/NAME` in this world's file system.
+    /// Creates a network namespace and mounts it at `/run/netns/NAME` in this world's file system.
     pub(crate) fn child(&self, name: &str) -> World {
         let path = format!("/run/netns/{name}");
         let network = self.run(|| {
@@ -68,7 +67,7 @@ impl World {
         World { network, ..self.clone() }
     }
 
-    /// Returns the network namespace that is mounted as `/run/netns/NAME` in this world's file system.
+    /// Returns the network namespace mounted at `/run/netns/NAME` in this world's file system.
     pub(crate) fn mounted(&self, name: &str) -> World {
         self.run(|| self.elsewhere(Path::new("/run/netns").join(name).as_path()))
     }
@@ -80,7 +79,7 @@ impl World {
         World { network: Arc::new(file), ..self.clone() }
     }
 
-    /// Runs `work` inside. A panic in it continues in the caller.
+    /// Runs `work` inside. If it panics, the panic continues in the caller.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         on_a_thread(|| {
             self.enter().unwrap_or_else(|errno| panic!("enter a pretend host: {errno}"));
@@ -100,12 +99,12 @@ impl World {
         chroot(".")
     }
 
-    /// Open file of the network namespace.
+    /// Returns the open network namespace file.
     pub(crate) fn network(&self) -> &File {
         &self.network
     }
 
-    /// Command line that enters the namespaces from a shell while this process runs.
+    /// Returns a command line with which a shell can enter the namespaces while this process runs.
     pub(crate) fn nsenter(&self) -> String {
         let file = |option: &str, file: &File| {
             format!(" --{option}=/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
@@ -119,7 +118,7 @@ impl World {
         .concat()
     }
 
-    /// Ids of the processes in this world's mount namespace.
+    /// Lists the processes in this world's mount namespace.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let inside = fs::read_link(format!("/proc/self/fd/{}", self.mount.as_raw_fd())).ok();
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -148,14 +147,14 @@ pub(crate) fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
     rustix::thread::unshare(flags)
 }
 
-/// Opens a file of this thread in proc(5).
+/// Opens this thread's file with that name in proc(5).
 fn own(name: &str) -> Arc<File> {
     let path = format!("/proc/thread-self/{name}");
     Arc::new(File::open(&path).unwrap_or_else(|error| panic!("open {path}: {error}")))
 }
 
 /// Mounts a private `/run`, a `/sys` that shows this network namespace, and copies of [`SHADOWED`] that consist of
-/// symbolic links. overlayfs would do the same, but is not available on every kernel and file system.
+/// symbolic links. overlayfs would do the same, but not every kernel and file system has it.
 fn lay_out_directories() -> Result<(), Errno> {
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -172,12 +171,12 @@ fn lay_out_directories() -> Result<(), Errno> {
             }
         }
     }
-    // Control groups are mounted below it, and belong to the machine.
+    // Control groups are mounted below it, and they belong to the machine.
     let machine = format!("{MACHINE}/sys");
     fs::create_dir(&machine).map_err(failed)?;
     mount_bind_recursive("/sys", &machine)?;
     mount("sysfs", "/sys", "sysfs", plain | MountFlags::NOEXEC, None)?;
-    // As ip-netns(8) does: copies of this world see namespaces mounted here and can remove them.
+    // As in ip-netns(8): copies of this world see namespaces that are mounted here, and can remove them.
     fs::create_dir("/run/netns").map_err(failed)?;
     mount_bind("/run/netns", "/run/netns")?;
     mount_change("/run/netns", MountPropagationFlags::SHARED | MountPropagationFlags::REC)

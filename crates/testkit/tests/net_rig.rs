@@ -1,4 +1,4 @@
-//! The rig itself: a pretend host is isolated and private, and the leak check finds changes.
+//! Tests the rig itself: a pretend host is isolated and private, and the leak check finds changes.
 //!
 //! ```text
 //!   Host ── lo

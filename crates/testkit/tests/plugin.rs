@@ -1,4 +1,4 @@
-//! The recording plugin: it behaves by default, misbehaves when instructed, and records every call.
+//! Tests the recording plugin: it behaves by default, misbehaves when instructed, and records every call.
 
 #![cfg(test)]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testkit::{binary, calls};
 
-/// File of this test alone, removed at the end.
+/// File that only this test uses, removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {

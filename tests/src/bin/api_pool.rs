@@ -1,4 +1,5 @@
-//! Pool of API servers for tests, used one after the other: `weft-test-api-pool COUNT` runs COUNT servers until it is ended.
+//! Pool of API servers that tests use one after the other: `weft-test-api-pool COUNT` runs COUNT servers until it is
+//! ended.
 //!
 //! ```text
 //!   start ─► snapshot of etcd ─► in use by a test ─► connection closed ─► etcd restored ─┐
@@ -6,8 +7,9 @@
 //!                                  └─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! - A server is used by one test at a time. Its etcd is restored (`tests/src/etcd_snapshot.rs`) before the next test gets it.
-//! - A server that cannot be restored is stopped, and another one is started.
+//! - Only one test at a time uses a server. Before the next test gets it, its etcd is restored
+//!   (`tests/src/etcd_snapshot.rs`).
+//! - If a server cannot be restored, it is stopped and another one is started.
 //! - A test that is killed returns its server, because its connection to the pool ends with it.
 //!
 //! The client is `tests/src/api_pool.rs`.
@@ -59,7 +61,7 @@ fn serve_until_broken(kube: &Kube, snapshot: &EtcdSnapshot, listener: &UnixListe
     loop {
         let (test, _) = listener.accept().expect("a test");
         serve(&kube.machine(), test);
-        // A call to a server that has ended panics, and its message is printed.
+        // Calling a server that has ended panics, and the panic prints its message.
         let restored = catch_unwind(AssertUnwindSafe(|| snapshot.restore(kube)));
         match restored {
             Ok(Ok(())) => {}
@@ -69,7 +71,8 @@ fn serve_until_broken(kube: &Kube, snapshot: &EtcdSnapshot, listener: &UnixListe
     }
 }
 
-/// Prints why a server is replaced, and what it and its etcd wrote last: a test that used it may have failed for that.
+/// Prints why a server is replaced, and the last lines from it and its etcd, because they may explain why a test
+/// failed.
 fn report(machine: &Machine, why: &str) {
     eprintln!("api-pool: starting another API server, because this one could not be restored: {why}");
     for service in ["kube-apiserver", "etcd"] {
@@ -78,7 +81,7 @@ fn report(machine: &Machine, why: &str) {
     }
 }
 
-/// Sends a test the network namespace of the server, and returns when the test has closed the connection.
+/// Sends a test the server's network namespace, and returns when the test has closed the connection.
 fn serve(machine: &Machine, mut test: UnixStream) {
     let _ = writeln!(test, "{}", machine.handle().display());
     let _ = test.read(&mut [0]);

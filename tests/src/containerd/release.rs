@@ -1,4 +1,4 @@
-//! Release of containerd that a test runs, and its configuration.
+//! containerd release that a test runs, and its configuration.
 //!
 //! | `CONTAINERD2` | release |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | `debian` | 2.x of Debian unstable, which `lanes/containerd/prepare` downloads |
 //! | a directory | the one in that directory: `usr/bin/containerd` as in a package, `bin/containerd` or `containerd` |
 //!
-//! A test of a feature that 1.6 lacks always runs 2.x, and is skipped if none is available.
+//! A test for a feature that 1.6 lacks always runs 2.x, and is skipped if none is available.
 //!
-//! The shim and `ctr` are those of the same directory. runc is always the one of Debian 12, because later ones need
+//! The shim and `ctr` come from the same directory. runc always comes from Debian 12, because later versions need
 //! another C library.
 //!
 //! Source: containerd `docs/cri/config.md`, for both versions of the configuration.
@@ -23,12 +23,12 @@ const VARIABLE: &str = "CONTAINERD2";
 /// Value that selects the downloaded release.
 const DOWNLOADED: &str = "debian";
 
-/// Release of containerd, with the directory of its programs.
+/// containerd release, with the directory that contains its programs.
 #[derive(Clone, Debug)]
 pub enum Release {
-    /// 1.6, configured with version 2 of the file.
+    /// 1.6, whose configuration file has version 2.
     One(PathBuf),
-    /// 2.x, configured with version 3 of the file.
+    /// 2.x, whose configuration file has version 3.
     Two(PathBuf),
 }
 
@@ -36,7 +36,7 @@ impl Release {
     /// Returns the release that the environment selects.
     ///
     /// # Panics
-    /// If the selected release does not exist.
+    /// The selected release does not exist.
     #[must_use]
     #[track_caller]
     pub fn chosen(parts: &Path) -> Release {
@@ -52,7 +52,8 @@ impl Release {
         })
     }
 
-    /// Returns a 2.x: the selected one, else the downloaded one; `None`, and the test is skipped, if there is none.
+    /// Returns a 2.x release, either the selected or the downloaded one. If there is none, the test is skipped and the
+    /// result is `None`.
     ///
     /// # Panics
     /// Under CI, where no part may be missing that a package provides.
@@ -76,7 +77,7 @@ impl Release {
         places.into_iter().find(|place| place.join("containerd").is_file()).map(Release::Two)
     }
 
-    /// Directory of its programs.
+    /// Returns the directory with the programs.
     #[must_use]
     pub fn programs(&self) -> &str {
         match self {
@@ -84,7 +85,7 @@ impl Release {
         }
     }
 
-    /// Beginning of its version.
+    /// Returns how the version begins.
     #[must_use]
     pub fn version(&self) -> &'static str {
         match self {
@@ -93,7 +94,7 @@ impl Release {
         }
     }
 
-    /// Content of its configuration: plugins in `/opt/cni/bin`, networks in `directory`.
+    /// Returns the configuration file: plugins in `/opt/cni/bin`, networks in `directory`.
     #[must_use]
     pub fn configuration(&self, runc: &str, directory: &str) -> String {
         match self {
@@ -103,13 +104,13 @@ impl Release {
     }
 }
 
-/// Directory into which `lanes/containerd/prepare` unpacks its download.
+/// Returns the directory into which `lanes/containerd/prepare` unpacks its download.
 fn downloaded(parts: &Path) -> PathBuf {
     parts.join("second")
 }
 
-/// Configuration of 1.6. Without CAP_SYS_RESOURCE, runc cannot lower the OOM score of a pod:
-/// `restrict_oom_score_adj` makes it apply the lowest permitted value.
+/// Returns the configuration for 1.6. Without CAP_SYS_RESOURCE, runc cannot lower a pod's OOM score;
+/// `restrict_oom_score_adj` makes it apply the lowest value that is permitted.
 fn first(runc: &str, directory: &str) -> String {
     format!(
         r#"version = 2
@@ -139,7 +140,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
     )
 }
 
-/// Configuration of 2.x, where CRI is three plugins and the sandbox image is a pinned image.
+/// Returns the configuration for 2.x, where CRI consists of three plugins and the sandbox image is a pinned image.
 fn second(runc: &str, directory: &str) -> String {
     format!(
         r#"version = 3

@@ -1,15 +1,17 @@
 //! `weft-test-killer K PROGRAM ARGUMENT…`: runs a program and kills it, as `kill -9` does, right before the K-th of its
 //! system calls with an effect.
 //!
-//! The calls of all its threads count together, in order. Calls of its child processes do not count, and the children are
-//! killed with it. Exit code 200: killed; standard error names the system call. Otherwise the program ended earlier, and
-//! its exit code is passed on.
+//! Calls in all its threads count together, in order. Calls in its child processes do not count, and the children are
+//! killed with it. Exit code 200 means that the program was killed; standard error then names the system call.
+//! Otherwise the program ended earlier, and its exit code is passed on.
 //!
-//! `weft-test-killer --stop COMMAND PROGRAM ARGUMENT…`: runs a program to its end and stops each of its child processes
-//! that begins with the first argument COMMAND, as `kill -STOP` does, before its first instruction. It stays stopped when
-//! the program has ended. Standard error has a line `stopped PID` for each. Other children are killed when the program ends.
+//! `weft-test-killer --stop COMMAND PROGRAM ARGUMENT…`: runs a program to its end and stops, as `kill -STOP` does, each
+//! child process whose first argument is COMMAND, before its first instruction. The child is still stopped when the
+//! program has ended. For each, standard error has a line `stopped PID`. Other children are killed when the program
+//! ends.
 //!
-//! strace counts the calls of each thread separately, so it cannot kill at most of these points.
+//! strace cannot replace this program: it counts each thread's calls separately, so it cannot kill at most of these
+//! points.
 //!
 //! Source: ptrace(2).
 
@@ -70,7 +72,7 @@ fn main() -> ExitCode {
         "--stop" => Place::Child(next().expect("the first argument of a child")),
         number => Place::Call(number.parse().expect("K, the number of the call")),
     };
-    // The shell stops itself, so no call is missed before tracing begins.
+    // The shell stops itself, so that no call is missed before tracing begins.
     let mut child = Command::new("sh")
         .args(["-c", "kill -STOP $$; exec \"$0\" \"$@\""])
         .args(arguments)
@@ -101,17 +103,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// End of the program.
+/// Way in which the program ended.
 enum End {
     Killed(&'static str),
     Exited(i32),
 }
 
-/// Place at which this program acts.
+/// Where this program acts.
 enum Place {
-    /// The program is killed. Number of remaining calls, including the last one.
+    /// Kills the program after this many more calls, including the last one.
     Call(u64),
-    /// Child processes with this first argument are stopped.
+    /// Stops child processes with this first argument.
     Child(String),
 }
 
@@ -123,9 +125,9 @@ struct Watched {
     place: Place,
     /// Child processes that have not executed a program yet. A parent may end before their event is reported.
     not_executed: BTreeSet<Pid>,
-    /// Child processes that have executed a program, or ended, before their parent's event is reported.
+    /// Child processes that executed a program, or ended, before their parent's event was reported.
     early: BTreeSet<Pid>,
-    /// Status of the program, if it has ended.
+    /// Exit status, once the program has ended.
     status: Option<i32>,
 }
 
@@ -182,7 +184,7 @@ impl Watched {
         }
     }
 
-    /// Notes a new child process that is to execute a program.
+    /// Notes a new child process that should execute a program.
     fn note_child(&mut self, pid: Pid, event: i32) {
         let forks = [ptrace::Event::PTRACE_EVENT_FORK, ptrace::Event::PTRACE_EVENT_VFORK];
         if matches!(self.place, Place::Child(_))
@@ -210,7 +212,7 @@ impl Watched {
         }
     }
 
-    /// Counts the call that `pid` is about to make; returns its name if the program is killed before it.
+    /// Counts the call that `pid` is about to make; returns its name if the program must be killed before it.
     fn counted(&mut self, pid: Pid) -> Option<&'static str> {
         let number = call_of(pid)?;
         let (_, name) = EFFECTS.iter().find(|(known, _)| *known == number)?;
@@ -230,14 +232,14 @@ impl Watched {
     }
 }
 
-/// Stops a process and ends its tracing. The signal is delivered before the process executes an instruction.
+/// Stops a process and ends its tracing. The signal is delivered before the process executes another instruction.
 fn stop(pid: Pid) {
     kill(pid, Signal::SIGSTOP).expect("stop a child");
     ptrace::detach(pid, None).expect("end the tracing of a child");
     eprintln!("stopped {pid}");
 }
 
-/// Reaps the threads one by one: the process can be reaped only after them.
+/// Reaps the threads one by one, because the process can be reaped only after them.
 fn reap(main: Pid) {
     loop {
         match waitpid(None::<Pid>, Some(WaitPidFlag::__WALL)) {
@@ -248,17 +250,17 @@ fn reap(main: Pid) {
     }
 }
 
-/// Continues a thread. A thread that has just ended is no error.
+/// Continues a thread. A thread that has just ended is not an error.
 fn go_on(pid: Pid, signal: Option<Signal>) {
     let _ = ptrace::syscall(pid, signal);
 }
 
-/// Whether the stop is at the beginning of a call; its end is reported, too.
+/// Whether the stop is at the beginning of a call; the end is reported, too.
 fn begins(pid: Pid) -> bool {
     ptrace::syscall_info(pid).is_ok_and(|info| info.op == nix::libc::PTRACE_SYSCALL_INFO_ENTRY)
 }
 
-/// Number of the call in which a thread is.
+/// Returns the number of the call that a thread is in.
 fn call_of(pid: Pid) -> Option<nix::libc::c_long> {
     let registers = ptrace::getregs(pid).ok()?;
     #[cfg(target_arch = "x86_64")]
@@ -268,7 +270,7 @@ fn call_of(pid: Pid) -> Option<nix::libc::c_long> {
     nix::libc::c_long::try_from(number).ok()
 }
 
-/// Process of a thread.
+/// Returns the process that a thread belongs to.
 fn group_of(pid: Pid) -> Option<Pid> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;

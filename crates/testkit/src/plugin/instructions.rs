@@ -1,4 +1,4 @@
-//! Instructions for the plugin: field `testPlugin` of the configuration, or `TEST_…` in `CNI_ARGS`.
+//! Instructions for the plugin, from the configuration's `testPlugin` field or from `TEST_…` in `CNI_ARGS`.
 //!
 //! ```json
 //! { "testPlugin": { "record": "/tmp/calls", "ADD": [{ "do": "sleep", "milliseconds": 50 }, { "do": "fail", "code": 11 }] } }
@@ -13,11 +13,11 @@ use serde_json::Value;
 
 use crate::{Call, Refusal};
 
-/// Instruction. All but `sleep`, `stderr`, `delete-netns` and `result` end the plugin.
+/// Instruction. All except `sleep`, `stderr`, `delete-netns` and `result` end the plugin.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Instruction {
-    /// Hangs without an answer (for ten minutes, so that a plugin that is not killed ends).
+    /// Hangs without an answer, for ten minutes, so that a plugin that is never killed still ends.
     Hang,
     /// Starts a child that keeps standard output open, and does not answer.
     HangWithChild,
@@ -80,7 +80,7 @@ fn once() -> u64 {
     1
 }
 
-/// Instructions of a call.
+/// Instructions for one call.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Instructions {
     record: Option<String>,
@@ -88,7 +88,7 @@ pub(crate) struct Instructions {
     verbs: BTreeMap<String, Vec<Instruction>>,
 }
 
-/// Variables of W3C Trace Context and Baggage, which are recorded beside those of CNI.
+/// W3C Trace Context and Baggage variables, which are recorded along with the CNI variables.
 const TRACE_CONTEXT: [&str; 3] = ["TRACEPARENT", "TRACESTATE", "BAGGAGE"];
 
 impl Instructions {
@@ -135,7 +135,8 @@ impl Instructions {
     }
 }
 
-/// Whether `TEST_<VERB>=deaf` is set. It must be known before the configuration is read, so only `CNI_ARGS` has it.
+/// Whether `TEST_<VERB>=deaf` is set. This must be known before the configuration is read, so it can only be in
+/// `CNI_ARGS`.
 pub(crate) fn is_deaf(environment: &BTreeMap<String, String>) -> bool {
     let variable = |name| environment.get(name).map_or("", String::as_str);
     let wanted = format!("TEST_{}=deaf", variable("CNI_COMMAND"));

@@ -1,8 +1,9 @@
-//! `weft-test-plugin`: a real plugin that records its calls and follows the instructions of a test.
+//! `weft-test-plugin`: a real plugin that records its calls and follows a test's instructions.
 //!
-//! Instructions come in two ways, which may be combined:
-//! - the protocol of the CNI project's own `noop` plugin ([`noop`]), so that its tests work with this plugin;
-//! - the field `testPlugin` of the configuration ([`instructions`]): the record file, and the actions for each verb.
+//! Instructions come in two ways, which can be combined:
+//! - The protocol of the CNI project's own `noop` plugin ([`noop`]), so that the CNI project's tests work with this
+//!   plugin.
+//! - The configuration's `testPlugin` field ([`instructions`]): the record file, and the actions for each verb.
 //!
 //! Without instructions it behaves correctly: it passes on the previous result, or invents an interface if it is first.
 //!
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 
 use instructions::{Instruction, Instructions};
 
-/// Parameters of this call.
+/// Parameters for this call.
 pub(crate) struct Call {
     pub(crate) verb: String,
     pub(crate) environment: BTreeMap<String, String>,
@@ -30,7 +31,7 @@ pub(crate) struct Call {
     pub(crate) config: Value,
 }
 
-/// CNI error of the plugin.
+/// CNI error that the plugin returns.
 pub(crate) struct Refusal {
     pub(crate) code: u64,
     pub(crate) message: String,
@@ -94,7 +95,7 @@ impl Call {
         self.environment.get(name).map_or("", String::as_str)
     }
 
-    /// Returns a value of `CNI_ARGS`.
+    /// Returns a value from `CNI_ARGS`.
     pub(crate) fn argument(&self, name: &str) -> Option<&str> {
         self.variable("CNI_ARGS")
             .split(';')
@@ -111,7 +112,7 @@ impl Call {
             .unwrap_or("0.1.0")
     }
 
-    /// Result of a plugin that succeeds.
+    /// Returns the result with which the plugin succeeds.
     fn good_result(&self) -> Value {
         if let Some(previous) = self.config.get("prevResult") {
             return previous.clone();
@@ -158,7 +159,7 @@ impl Refusal {
     }
 }
 
-/// Prints to the caller. A caller that has closed the pipe is no error.
+/// Prints to the caller. It is not an error if the caller has closed the pipe.
 pub(crate) fn print(bytes: &[u8]) {
     let mut stdout = std::io::stdout();
     let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());

@@ -1,4 +1,4 @@
-//! Misbehaviour that a test can instruct.
+//! Misbehaviour that a test can ask for.
 
 use std::io::Write;
 use std::process::{Command, ExitCode};
@@ -10,7 +10,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use crate::instructions::Instruction;
 use crate::{Call, Refusal, print};
 
-/// Limit for a hanging plugin.
+/// Time for which a hanging plugin hangs.
 const FOREVER: Duration = Duration::from_secs(600);
 
 /// Runs one instruction; returns the exit status, or `None` if the call continues.
@@ -64,7 +64,7 @@ pub(crate) fn be_deaf() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Prints a result without end, well-formed so far.
+/// Prints a huge result that is well-formed up to where the reader stops.
 fn flood(bytes: u64) {
     let piece = [b'x'; 64 * 1024];
     let mut stdout = std::io::stdout().lock();

@@ -1,7 +1,7 @@
-//! Protocol of the CNI project's `noop` plugin: a file contains the response and receives the parameters of the call.
+//! Protocol of the CNI project's `noop` plugin: a file contains the response, and receives the call's parameters.
 //!
-//! `DEBUG=` in `CNI_ARGS`, else `debugFile` in the configuration, names the file. `commandLog` names a second file, a JSON
-//! array to which each call is appended. Go writes bytes as base64.
+//! `DEBUG=` in `CNI_ARGS` names the file, or else `debugFile` in the configuration. `commandLog` names a second file, a
+//! JSON array to which each call is appended. Bytes are written as base64, as in Go.
 //!
 //! Source: containernetworking/cni `plugins/test/noop/{main,debug/debug}.go` (v1.3.0), `pkg/skel`.
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{Call, Refusal, print};
 
-/// Content of the file; names and letter case are those of Go.
+/// File content, with Go's names and letter case.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct Debug {
@@ -27,7 +27,7 @@ pub(crate) struct Debug {
 }
 
 impl Debug {
-    /// Reads the file of this call, if it names one.
+    /// Reads this call's file, if it names one.
     pub(crate) fn read(call: &Call) -> Result<Option<Debug>, Refusal> {
         let Some(path) = path(call) else { return Ok(None) };
         let text = std::fs::read(path).map_err(|error| Refusal::new(999, format!("open {path}: {error}")))?;
@@ -85,12 +85,12 @@ impl Debug {
     }
 }
 
-/// All CNI versions, and one that does not exist.
+/// Returns all CNI versions, and one that does not exist.
 pub(crate) fn all_versions() -> Vec<String> {
     ["0.-42.0", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].map(str::to_owned).to_vec()
 }
 
-/// Refuses a configuration of a version that the debug file does not list.
+/// Rejects a configuration whose version the debug file does not list.
 pub(crate) fn reconcile(call: &Call, debug: Option<&Debug>) -> Result<(), Refusal> {
     let versions = debug.map_or_else(all_versions, Debug::versions);
     let version = call.version();
@@ -106,7 +106,7 @@ fn path(call: &Call) -> Option<&str> {
     call.argument("DEBUG").or_else(in_config).filter(|path| !path.is_empty())
 }
 
-/// `skel.CmdArgs` as Go prints it.
+/// Encodes `skel.CmdArgs` as Go prints it.
 fn command_arguments(call: &Call) -> Value {
     json!({
         "ContainerID": call.variable("CNI_CONTAINERID"),
@@ -119,7 +119,7 @@ fn command_arguments(call: &Call) -> Value {
     })
 }
 
-/// RFC 4648 section 4, with padding.
+/// Encodes as in RFC 4648 section 4, with padding.
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

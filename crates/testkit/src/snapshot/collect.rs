@@ -1,4 +1,4 @@
-//! Collects the state of a namespace from the tools, without volatile members.
+//! Collects a namespace's state from the tools, without volatile members.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -82,7 +82,7 @@ pub(super) fn network(netns: &Netns, entries: &mut Entries) {
     });
 }
 
-/// Links with their sysctls, and the addresses on them.
+/// Adds links with their sysctls, and the addresses on them.
 fn links(netns: &Netns, links: Vec<Value>, entries: &mut Entries) {
     for mut link in links {
         let name = text(&link, "ifname");
@@ -118,7 +118,7 @@ fn link_sysctls(link: &str) -> Value {
     Value::Object(all)
 }
 
-/// Adds objects whose title consists of the values of some members.
+/// Adds objects, whose titles are built from some of their members.
 fn plain(kind: &str, title: &[&str], objects: Vec<Value>, entries: &mut Entries) {
     for mut object in objects {
         strip(&mut object);
@@ -134,7 +134,7 @@ fn plain(kind: &str, title: &[&str], objects: Vec<Value>, entries: &mut Entries)
     }
 }
 
-/// Adds packet filters of nftables and legacy iptables.
+/// Adds packet filters, both nftables and legacy iptables.
 fn tables(netns: &Netns, entries: &mut Entries) {
     let mut ruleset = netns.json(["nft", "-j", "list", "ruleset"]);
     for object in list(ruleset["nftables"].take()) {
@@ -154,7 +154,7 @@ fn tables(netns: &Netns, entries: &mut Entries) {
             }
         }
     }
-    // Legacy tables only if this namespace has any: reading would create them.
+    // Legacy tables are read only if this namespace has any, because reading would create them.
     for (names, save) in
         [("ip_tables_names", "iptables-legacy-save"), ("ip6_tables_names", "ip6tables-legacy-save")]
     {
@@ -167,7 +167,7 @@ fn tables(netns: &Netns, entries: &mut Entries) {
     }
 }
 
-/// Links with a queueing discipline for ingress filters.
+/// Lists links that have a queueing discipline for ingress filters.
 fn devices_with_filters(entries: &Entries) -> Vec<String> {
     let disciplines = entries.0.iter().filter(|(title, _)| title.starts_with("qdisc "));
     disciplines
@@ -176,10 +176,10 @@ fn devices_with_filters(entries: &Entries) -> Vec<String> {
         .collect()
 }
 
-/// History of calls. Every call appends to it, like a log.
+/// Call history, to which every call appends, as to a log.
 const HISTORY: &str = "/var/lib/weft/history";
 
-/// Adds every file below `directory` with mode, and content or link target. A missing directory adds no entries.
+/// Adds every file below `directory`, with mode and content or link target. A missing directory adds nothing.
 pub(super) fn files(directory: &Path, entries: &mut Entries) {
     let Ok(found) = fs::read_dir(directory) else { return };
     entries.add(&format!("directory {}", directory.display()), mode(directory));
@@ -196,7 +196,7 @@ pub(super) fn files(directory: &Path, entries: &mut Entries) {
         } else if path.is_dir() {
             files(&path, entries);
         } else if path.starts_with("/run/netns") {
-            // Mounted namespace: reading it fails with EINVAL.
+            // A mounted namespace: reading it fails with EINVAL.
             entries.add(&title, json!({}));
         } else if path.is_file() {
             let content = fs::read(&path).unwrap_or_default();

@@ -1,13 +1,13 @@
-//! Readable differences of two snapshots.
+//! Describes the differences between two snapshots in readable lines.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Limit for the description of a value, in characters.
+/// Maximum length to which a value is described, in characters.
 const LONGEST: usize = 300;
 
-/// Returns a line for each difference, in the order of titles.
+/// Returns one line per difference, in title order.
 pub(super) fn lines(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut titles: Vec<_> = before.keys().chain(after.keys()).collect();
@@ -55,7 +55,7 @@ fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
     }
 }
 
-/// Describes a value in one line of limited length, without the sysctls of a link.
+/// Describes a value on one line with limited length, without link sysctls.
 fn describe(value: &Value) -> String {
     let mut value = value.clone();
     if let Some(members) = value.as_object_mut() {
