@@ -1,5 +1,5 @@
-//! Bar chart of the README as SVG: for each headline a bar of weft and one of each program it is compared with, as long as
-//! their figures. It uses the colours of the line plots.
+//! Bar chart for the README as SVG. Each headline has a bar for weft and one for each program that it is compared with;
+//! the lengths show the figures, and the colours are the same as in the line plots.
 
 use std::fmt::Write;
 use std::iter;
@@ -7,22 +7,22 @@ use std::iter;
 use crate::plot::STYLE;
 use crate::results::{Headline, figure_text};
 
-/// Width of the picture, and of the longest bar.
+/// Picture width, and length of the longest bar.
 const WIDTH: f64 = 640.0;
 const LONGEST: f64 = 400.0;
-/// Left edge of all bars and texts.
+/// Left edge for all bars and texts.
 const LEFT: f64 = 24.0;
-/// Upper edge of the first headline, and height of its name.
+/// Top edge of the first headline, and height of its name.
 const TOP: f64 = 44.0;
 const NAME: f64 = 20.0;
-/// Height of a bar, and distance between two of them.
+/// Bar height, and distance between two bars.
 const BAR: f64 = 14.0;
 const GAP: f64 = 3.0;
 
-/// Title of the chart.
+/// Chart title.
 pub const TITLE: &str = "weft beside Multus, whereabouts and the Go plugins";
 
-/// Draws the headlines. The longest bar of each has the whole length, because each has its own unit.
+/// Draws the headlines. In each of them the longest bar has the full length, because each headline has its own unit.
 #[must_use]
 pub fn draw(headlines: &[Headline<'_>]) -> String {
     let bars = |headline: &Headline<'_>| headline.rows.len() as f64 + 1.0;
@@ -45,7 +45,7 @@ pub fn draw(headlines: &[Headline<'_>]) -> String {
     text + "</svg>\n"
 }
 
-/// Draws the bars of a headline below each other; the first one is that of weft.
+/// Draws a headline's bars below each other, weft first.
 fn draw_bars(text: &mut String, Headline { rows, .. }: &Headline<'_>, top: f64) {
     let Some((_, first)) = rows.first() else { return };
     let others = rows.iter().map(|(program, row)| (*program, row.other().unwrap_or_default()));

@@ -1,32 +1,32 @@
-//! Limits of every row, in one table.
+//! Limits for every row, in one table.
 //!
 //! - A bench ends with [`crate::MISSED`] if a row misses a limit, or has no entry here.
-//! - Where the hardware forbids a figure, the limit is set beside the floor that the same run measures: the kernel's own time,
-//!   the start of a process, or the writes to the disk.
-//! - A ratio with a situation of weft itself ("one pod", "none held") limits how a cost grows.
+//! - If the hardware makes a figure impossible, the limit is set relative to a floor that the same run measures: the
+//!   kernel's own time, starting a process, or writing to disk.
+//! - A ratio with one of weft's own situations ("one pod", "none held") limits how a cost may grow.
 
 use crate::results::Row;
 
-/// Limit of a row.
+/// Limit for a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// Weft is better by this factor.
+    /// weft must be better by this factor.
     Faster(f64),
-    /// Weft takes at most this many times as much.
+    /// weft may take at most this many times as much.
     Ratio(f64),
-    /// Weft takes at most this much more.
+    /// weft may take at most this much more.
     More(f64),
-    /// The figure, or the median, is at most this.
+    /// The figure, or the median, may be at most this.
     Most(f64),
-    /// The figure, or the median, is at least this.
+    /// The figure, or the median, must be at least this.
     Least(f64),
-    /// The 99th percentile is at most this.
+    /// The 99th percentile may be at most this.
     Tail(f64),
 }
 
 use Limit::{Faster, Least, More, Most, Ratio, Tail};
 
-/// Rows by what is measured and what it is compared with, with their limits.
+/// Rows, by what is measured and what it is compared with, and their limits.
 const GOALS: &[(&str, &str, &[Limit])] = &[
     // start
     ("start (VERSION)", "/bin/true", &[More(0.5)]),
@@ -34,7 +34,7 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     // plugins
     ("bridge + host-local ADD", "kernel baseline", &[More(2.0)]),
     ("bridge + host-local ADD", "kernel baseline and a bare exec", &[Ratio(1.5)]),
-    // The floor, not Go, says what is possible: Go itself takes six times the floor.
+    // The floor and not Go shows what is possible: Go itself takes six times as long as the floor.
     ("bridge + host-local ADD", "Go", &[Faster(4.0)]),
     ("bridge + host-local DEL", "kernel baseline", &[More(2.0)]),
     ("bridge + host-local DEL", "Go", &[Faster(5.0)]),
@@ -90,11 +90,11 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     ("weft-ipam ADD", "Go's host-local", &[Faster(3.0)]),
     ("weft-ipam ADD where 10000 addresses are held", "none held", &[Ratio(1.3)]),
     ("weft-ipam ADD where 50000 addresses are held", "none held", &[Ratio(1.3)]),
-    // 32 processes without work miss 5 ms on two cores as well.
+    // Even 32 processes without work miss 5 ms on two cores.
     ("weft-ipam ADD, 32 at once", "as many VERSION calls", &[Ratio(6.0), Tail(100.0)]),
     ("weft-ipam ADD, 32 at once", "as many /bin/true", &[Ratio(6.0)]),
     ("weft-ipam ADD, 32 at once, calls a second", "", &[Least(1000.0)]),
-    // In memory a synchronization is free, so the ratio has no meaning there.
+    // In memory a sync is free, so the ratio has no meaning there.
     ("weft-ipam ADD by 32 threads of one process", "lock, write, sync alone", &[Most(5.0)]),
     ("weft-ipam ADD by 32 threads of one process, calls a second", "", &[Least(1000.0)]),
     (
@@ -123,7 +123,7 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     ("pod with 30 networks more ADD", "Go", &[Faster(4.0)]),
     ("pod with 30 networks more DEL", "Go", &[Faster(8.0)]),
     ("pod with bandwidth DEL", "default network alone", &[Ratio(1.8)]),
-    // policies: the kernel's commit of the rules alone takes almost half as long as an ADD without them
+    // policies: committing only the rules takes the kernel almost half as long as an ADD without them
     ("pod with a bridge network more ADD, 10 policies", "policies of other pods", &[Ratio(2.0)]),
     (
         "pod with a bridge network more ADD, 10 policies",
@@ -138,7 +138,7 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
         &[Ratio(1.15)],
     ),
     ("pod with a ptp network more DEL, 10 policies", "policies of other pods", &[Ratio(1.3)]),
-    // Replies pass by the kernel's tracking of connections, which costs more than the rules. On ptp all pods have it.
+    // Replies pass because the kernel tracks connections, which costs more than the rules do. On ptp all pods have it.
     ("TCP stream on bridge, 1000 peers", "no policies", &[Faster(0.9)]),
     ("TCP stream on bridge, 1000 peers", "connection tracking alone", &[Faster(0.93)]),
     ("5000 UDP round trips on bridge, 1000 peers", "no policies", &[Ratio(1.5)]),
@@ -154,11 +154,12 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     ("pod with 3 networks more DEL, files on the disk", "Go", &[Faster(4.0)]),
     ("bridge + host-local ADD, nothing in the page cache", "Go", &[Faster(1.0)]),
     ("bridge + host-local ADD, nothing in the page cache", "everything in it", &[More(20.0)]),
-    // sustained: N is any number. The links stay, and the kernel's work for each link beside hundreds of others, the same for
-    // all programs, is the larger part; while links are removed, it is that of their removal.
+    // sustained: N is any number. The links stay, and most of the time is the kernel's work for each link next to
+    // hundreds of others, which is the same for all programs; during removal, it is the kernel's work for removing
+    // them.
     ("N pods, 1 network more, in a row", "Go", &[Faster(2.5)]),
     ("N pods, 1 network more, removed in a row", "Go", &[Faster(2.0)]),
-    // With 1,000 pods, the kernel makes half as many links a second as with 320.
+    // With 1,000 pods, the kernel creates half as many links per second as with 320.
     ("N pods, 3 networks more, in a row", "Go", &[Faster(2.0)]),
     ("N pods, 3 networks more, removed in a row", "Go", &[Faster(3.0)]),
     ("N pods, 1 network more, in a row", "kernel baseline and a bare exec", &[Ratio(2.5)]),
@@ -167,10 +168,11 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     ("N pods, 1 network more, removed in a row", "", &[Least(50.0)]),
     ("N pods, 3 networks more, in a row", "", &[Least(30.0)]),
     ("N pods, 3 networks more, removed in a row", "", &[Least(30.0)]),
-    // full: the kernel sends each link's multicast to all ports of its bridge, and the Go plugins slow down as well
+    // full: the kernel sends each link's multicast to all ports on its bridge, so the Go plugins slow down as well
     ("pod with 3 networks more ADD, N pods on the node", "Go", &[Faster(3.0)]),
     ("pod with 3 networks more DEL, N pods on the node", "Go", &[Faster(4.0)]),
-    // The kernel delivers each announcement to 500 ports, which is the larger part: the limit is set beside this floor.
+    // The kernel delivers each announcement to 500 ports, which takes most of the time, so the limit is relative to
+    // this floor.
     ("pod with 3 networks more ADD, N pods on the node", "kernel baseline there", &[Ratio(2.5)]),
     ("pod with 3 networks more ADD, N pods on the node", "20 pods", &[Ratio(8.0)]),
     ("pod with 3 networks more DEL, N pods on the node", "20 pods", &[Ratio(2.5)]),
@@ -221,7 +223,7 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     ("agent's processor time until all is published, N pods on the node", "during the calls", &[Ratio(1.5)]),
     ("pod with 3 networks more ADD, 5000 definitions", "without them", &[Ratio(1.3)]),
     ("memory of the agent with 5000 definitions", "without them", &[More(15.0)]),
-    // The minimum: medians on a busy machine differ by more than this.
+    // The minimum is compared, because medians on a busy machine differ by more than this.
     (
         "fastest ADD of a pod with 3 networks more, with history, interface metrics and page",
         "without them",
@@ -238,7 +240,7 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
 // === impl Limit ===
 
 impl Limit {
-    /// Returns the limit as text.
+    /// Formats the limit as text.
     #[must_use]
     pub fn text(&self, unit: &str) -> String {
         match self {
@@ -268,7 +270,7 @@ impl Limit {
     }
 }
 
-/// Returns the cells of a row in a table; the last one is its goal.
+/// Returns a row's table cells; the last one is its goal.
 #[must_use]
 pub fn cells(row: &Row) -> [String; 5] {
     let [what, ours, beside, ratio] = row.cells();
@@ -276,7 +278,7 @@ pub fn cells(row: &Row) -> [String; 5] {
     [what, ours, beside, ratio, Vec::from_iter(limits).join(", ")]
 }
 
-/// Returns the limits of a row; `None` if it has no entry.
+/// Returns a row's limits; `None` if it has no entry.
 #[must_use]
 pub fn of(row: &Row) -> Option<&'static [Limit]> {
     let what = without_count(&row.what);
@@ -284,7 +286,7 @@ pub fn of(row: &Row) -> Option<&'static [Limit]> {
     GOALS.iter().find(is_row).map(|(_, _, limits)| *limits)
 }
 
-/// Replaces the number of pods by N: rows with any number have the same limits.
+/// Replaces the number of pods by N, because the limits are the same for any number.
 fn without_count(what: &str) -> String {
     let is_count = |word: &&str| word.bytes().all(|byte| byte.is_ascii_digit());
     match what
@@ -297,7 +299,7 @@ fn without_count(what: &str) -> String {
     }
 }
 
-/// Returns a sentence for each limit that a row misses, and one if it has none.
+/// Returns a sentence for each limit that a row misses, or one if it has no limits.
 #[must_use]
 pub fn missed(row: &Row) -> Vec<String> {
     let [what, ours, beside, ratio] = row.cells();

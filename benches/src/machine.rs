@@ -1,4 +1,4 @@
-//! Description of the machine and of the compared programs, without the name of the host.
+//! Describes the machine and the compared programs, without the host name.
 //!
 //! Source: proc(5), `/proc/cpuinfo`, `/proc/stat`, `/proc/PID/mountinfo`.
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::results::Run;
 
-/// Returns the head of a run. `command` is the bench as a user starts it, if the variable `COMMAND` names none.
+/// Returns the head of a run. `command` is how a user starts the bench, unless the variable `COMMAND` says otherwise.
 #[must_use]
 pub fn run(bench: &str, command: &str, peers: &str, scratch: &Path) -> Run {
     Run {
@@ -22,14 +22,15 @@ pub fn run(bench: &str, command: &str, peers: &str, scratch: &Path) -> Run {
     }
 }
 
-/// Returns the load of the last minute.
+/// Returns the load average over the last minute.
 #[must_use]
 pub fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().unwrap_or("unknown").to_owned()
 }
 
-/// Waits until the processors are idle, at most for a minute: the kernel removes links and namespaces after their commands.
+/// Waits until the processors are idle, but at most for a minute, because the kernel still removes links and namespaces
+/// after the commands have ended.
 pub fn rest() {
     const INTERVAL: Duration = Duration::from_millis(300);
     const LONGEST: Duration = Duration::from_secs(60);
@@ -47,7 +48,7 @@ pub fn rest() {
     }
 }
 
-/// Returns the idle time and the whole time of all processors since the start, in ticks.
+/// Returns idle time and total time over all processors since boot, in ticks.
 fn processor_times() -> [u64; 2] {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = text.lines().next().unwrap_or_default();
@@ -87,7 +88,8 @@ pub fn filesystem(path: &Path) -> String {
     found.1.to_owned()
 }
 
-/// Returns the name of the Go plugins, with the version that the variable `PEERS_VERSION` names: most builds of them have none.
+/// Returns the name for the Go plugins, with the version from the variable `PEERS_VERSION`, because most builds have
+/// none.
 #[must_use]
 pub fn go_plugins() -> String {
     let version = std::env::var("PEERS_VERSION").unwrap_or_default();

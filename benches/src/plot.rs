@@ -1,10 +1,11 @@
-//! Line plots as SVG, in colours for light and dark pages. Each point carries its figure, so that no reader needs the colours.
+//! Line plots as SVG, in colours for light and dark pages. Each point shows its figure, so that readers do not depend
+//! on the colours.
 
 use std::fmt::Write;
 
 use crate::results::{Point, figure_text};
 
-/// Size of the picture, and of the margins around the axes.
+/// Picture size, and margins around the axes.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 56.0;
@@ -14,16 +15,16 @@ const BOTTOM: f64 = 66.0;
 /// Number of lines across the plot.
 const STEPS: u32 = 4;
 
-/// Plot of the points with its name.
+/// Plot for the points with its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    /// Name of its points.
+    /// Name that its points carry.
     pub name: &'static str,
     /// Title.
     pub title: &'static str,
-    /// Label of the horizontal axis.
+    /// Label on the horizontal axis.
     pub across: &'static str,
-    /// Unit of the vertical axis.
+    /// Unit on the vertical axis.
     pub unit: &'static str,
 }
 
@@ -58,7 +59,7 @@ pub const PLOTS: [(&str, Plot); 3] = [
     ),
 ];
 
-/// Colours of lines, bars and texts, for light and dark pages.
+/// Colours for lines, bars and texts, on light and dark pages.
 pub(crate) const STYLE: &str = "  <style>
     text { fill: #1f2328 }
     .page { fill: #ffffff }
@@ -81,7 +82,7 @@ pub(crate) const STYLE: &str = "  <style>
 // === impl Plot ===
 
 impl Plot {
-    /// Draws the points of this plot; the first line is that of weft.
+    /// Draws this plot's points; weft's line is first.
     #[must_use]
     pub fn draw(&self, all: &[Point]) -> String {
         let points: Vec<&Point> = all.iter().filter(|point| point.plot == self.name).collect();
@@ -177,7 +178,7 @@ impl Plot {
     }
 }
 
-/// Returns the next figure that a scale of four steps shows without fractions of its leading digit.
+/// Returns the next larger figure that a scale with four steps shows without fractions in its leading digit.
 fn ceiling(figure: f64) -> f64 {
     let scale = 10_f64.powf(figure.max(0.01).log10().floor());
     let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 6.0, 8.0, 10.0];

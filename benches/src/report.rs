@@ -1,6 +1,7 @@
-//! Pages made from the file of results: the tables of docs/performance.md, table and bar chart of README.md, and the plots.
+//! Writes pages from the results file: the tables in docs/performance.md, table and bar chart in README.md, and the
+//! plots.
 //!
-//! - A generated part of a page stands between two comments; all other text is kept.
+//! - The generated part of a page stands between two comments; all other text is kept.
 //! - `make bench-report` runs the benches and writes the pages. A test compares them with the committed file.
 
 use std::fmt::Write;
@@ -13,17 +14,17 @@ use crate::goals;
 use crate::plot::PLOTS;
 use crate::results::{Headline, Point, Record, Row, Run, figure_text};
 
-/// File of results, below the root of the tree.
+/// Results file, below the workspace root.
 pub const RESULTS: &str = "benches/results.jsonl";
 
 /// Comments around the generated part of a page.
 const BEGIN: &str = "<!-- made by `make bench-report` from benches/results.jsonl: begin -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// File of the README's bar chart, below docs/images.
+/// File with the README's bar chart, below docs/images.
 const CHART: &str = "comparison.svg";
 
-/// Rows of the README: what it says, and what was measured.
+/// Rows in the README: the text, and what was measured.
 const HEADLINES: [(&str, &str); 6] = [
     ("ADD of a pod with the default network and three others", "pod with 3 networks more ADD, API server"),
     ("32 such pods at once", "32 pods at once, 3 networks more, API server"),
@@ -33,7 +34,7 @@ const HEADLINES: [(&str, &str); 6] = [
     ("plugins on the node", "plugins on the node"),
 ];
 
-/// Columns of the README: the program, and its name in the rows of the results.
+/// Columns in the README: the program, and its name in the result rows.
 const COLUMNS: [(&str, &str); 4] = [
     ("Multus thin", "Multus thin"),
     ("Multus thick", "Multus thick"),
@@ -41,7 +42,7 @@ const COLUMNS: [(&str, &str); 4] = [
     ("Go plugins", "Go"),
 ];
 
-/// Content of a file of results.
+/// Content of a results file.
 #[derive(Debug, Default)]
 pub struct Results {
     runs: Vec<(Run, Vec<Row>)>,
@@ -51,7 +52,7 @@ pub struct Results {
 // === impl Results ===
 
 impl Results {
-    /// Reads the lines of a file.
+    /// Parses a results file.
     ///
     /// # Errors
     /// A line is not a record, or the first one is not a run.
@@ -80,7 +81,7 @@ impl Results {
         })
     }
 
-    /// Returns all tables, with the command and the machine of each.
+    /// Returns all tables, each with command and machine.
     fn tables(&self) -> String {
         let mut text = String::new();
         for (_, plot) in
@@ -116,14 +117,14 @@ impl Results {
         HEADLINES.iter().map(headline).filter(|headline| !headline.rows.is_empty()).collect()
     }
 
-    /// Returns the runs that measured the headlines, in the order of the file.
+    /// Returns the runs that measured the headlines, in file order.
     fn runs_of_headlines(&self) -> impl Iterator<Item = &Run> {
         let measured =
             |rows: &[Row]| HEADLINES.iter().any(|(_, what)| rows.iter().any(|row| row.what == *what));
         self.runs.iter().filter(move |(_, rows)| measured(rows)).map(|(run, _)| run)
     }
 
-    /// Returns the table and the chart of the README.
+    /// Returns the README's table and chart.
     fn headline_table(&self) -> String {
         let mut runs = self.runs_of_headlines().peekable();
         let Some(Run { weft, machine, .. }) = runs.peek() else { return String::new() };
@@ -171,14 +172,14 @@ impl Results {
 /// Rendered content.
 #[derive(Debug)]
 pub enum Rendered {
-    /// Content of a whole file.
+    /// Content for a whole file.
     Whole(String),
-    /// Content of the generated part of a page.
+    /// Content for the generated part of a page.
     Part(String),
 }
 
 impl Rendered {
-    /// Returns the whole content of the file that is `now` so far.
+    /// Returns the whole new content for a file whose present content is `now`.
     ///
     /// # Errors
     /// The page has no generated part.
@@ -193,7 +194,7 @@ impl Rendered {
     }
 }
 
-/// Writes all pages of a tree.
+/// Writes all pages in a tree.
 ///
 /// # Errors
 /// A file cannot be read or written, or a page has no generated part.

@@ -1,54 +1,54 @@
-//! Records of a bench, one JSON object on each line of the file of results: a run, then its rows and its points.
+//! Bench records, one JSON object per line in the results file: a run, then its rows and points.
 
 use serde_json::{Value, json};
 
-/// Program run once on one machine.
+/// One run of a program on one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Name of the bench.
+    /// Bench name.
     pub bench: String,
     /// Command with all its variables.
     pub command: String,
-    /// Version of weft.
+    /// weft's version.
     pub weft: String,
-    /// Programs that it is compared with.
+    /// Programs that weft is compared with.
     pub peers: String,
     /// Processor, cores, kernel and disk.
     pub machine: String,
-    /// Load of the machine when the bench began: runnable processes in the last minute.
+    /// Machine load when the bench began: runnable processes over the last minute.
     pub load: String,
 }
 
-/// Figures of weft and of what it is compared with.
+/// Figures for weft, and for what it is compared with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Measured call.
+    /// Call that was measured, for example `bridge + host-local ADD`.
     pub what: String,
-    /// Unit of all figures. More is better if it ends with `/s`.
+    /// Unit for all figures. More is better if it ends with `/s`.
     pub unit: String,
     /// One figure, or minimum, median and 99th percentile.
     pub ours: Vec<f64>,
-    /// Program or situation of the other figures; empty if there are none.
+    /// Program or situation that the other figures belong to; empty if there are none.
     pub beside: String,
     /// Figures to compare with.
     pub theirs: Vec<f64>,
 }
 
-/// Measurement that the README names, with the programs that it is compared with.
+/// Measurement that the README names, with the programs that weft is compared with.
 #[derive(Debug)]
 pub struct Headline<'a> {
     /// Name of the measurement.
     pub name: &'static str,
-    /// Name of each program, and the row beside it. There is at least one.
+    /// Each program's name, with the row that compares weft with it. There is at least one.
     pub rows: Vec<(&'static str, &'a Row)>,
 }
 
-/// Point of a line of a plot.
+/// Point on a line in a plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// Name of the plot.
+    /// Plot name.
     pub plot: String,
-    /// Name of the line.
+    /// Line name.
     pub line: String,
     /// Number on the horizontal axis.
     pub x: usize,
@@ -56,21 +56,21 @@ pub struct Point {
     pub y: f64,
 }
 
-/// Line of the file of results.
+/// Line in the results file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// Start of a run; its rows and points follow.
     Run(Run),
-    /// Row of the run.
+    /// Row in the current run.
     Row(Row),
-    /// Point of the run.
+    /// Point in the current run.
     Point(Point),
 }
 
 // === impl Row ===
 
 impl Row {
-    /// Head of a table of rows.
+    /// Table head for rows.
     pub const HEAD: [&'static str; 5] =
         ["measured", "weft: one figure, or min / median / p99", "compared with", "ratio", "goal"];
 
@@ -79,19 +79,19 @@ impl Row {
         figures.get(figures.len() / 2).copied().unwrap_or_default()
     }
 
-    /// Returns the figure of weft, the median of several.
+    /// Returns weft's figure, or the median if there are several.
     #[must_use]
     pub fn median(&self) -> f64 {
         Row::middle(&self.ours)
     }
 
-    /// Returns the figure that it is compared with, the median of several.
+    /// Returns the figure to compare with, or the median if there are several.
     #[must_use]
     pub fn other(&self) -> Option<f64> {
         (!self.theirs.is_empty()).then(|| Row::middle(&self.theirs))
     }
 
-    /// Returns the 99th percentile of weft.
+    /// Returns weft's 99th percentile.
     #[must_use]
     pub fn tail(&self) -> f64 {
         self.ours.last().copied().unwrap_or_default()
@@ -110,7 +110,7 @@ impl Row {
         Some(if self.is_rate() { ours / theirs } else { theirs / ours })
     }
 
-    /// Returns the ratio as text.
+    /// Formats the ratio as text.
     #[must_use]
     pub fn ratio(&self) -> String {
         match self.factor() {
@@ -121,7 +121,7 @@ impl Row {
         }
     }
 
-    /// Returns the cells of a table, except for the goal.
+    /// Returns the table cells, except for the goal.
     #[must_use]
     pub fn cells(&self) -> [String; 4] {
         let beside = match self.theirs.is_empty() {
@@ -137,7 +137,7 @@ impl Row {
     }
 }
 
-/// Returns a figure with three significant digits, at most two of them after the point.
+/// Formats a figure with three significant digits, at most two of them after the point.
 #[must_use]
 pub fn figure_text(figure: f64) -> String {
     match figure.abs() {
@@ -150,7 +150,7 @@ pub fn figure_text(figure: f64) -> String {
 // === impl Record ===
 
 impl Record {
-    /// Returns the record as one line of JSON.
+    /// Formats the record as one line of JSON.
     #[must_use]
     pub fn line(&self) -> String {
         let value = match self {
@@ -167,7 +167,7 @@ impl Record {
         value.to_string()
     }
 
-    /// Reads a line of a file of results.
+    /// Parses a line from a results file.
     #[must_use]
     pub fn parse(line: &str) -> Option<Record> {
         let value: Value = serde_json::from_str(line).ok()?;

@@ -1,4 +1,4 @@
-//! Times of calls, and the table that collects, prints and stores the rows of a bench.
+//! Call times, and the table that collects, prints and stores a bench's rows.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,12 +9,12 @@ use crate::Failure;
 use crate::goals;
 use crate::results::{Point, Record, Row, Run};
 
-/// Times of one kind of call.
+/// Times for one kind of call.
 #[derive(Clone, Debug)]
 pub struct Times(Vec<Duration>);
 
 impl Times {
-    /// Sorts measurements; there is at least one.
+    /// Sorts measurements, of which there must be at least one.
     #[must_use]
     pub fn new(mut times: Vec<Duration>) -> Times {
         times.sort();
@@ -27,7 +27,7 @@ impl Times {
         self.0.get(index).copied().unwrap_or_default()
     }
 
-    /// Returns the minimum, which other work on the machine changes least.
+    /// Returns the minimum, which other work on the machine affects least.
     #[must_use]
     pub fn fastest(&self) -> Duration {
         self.at(0.0)
@@ -52,7 +52,7 @@ pub fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Rows and points of a bench.
+/// A bench's rows and points.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -60,12 +60,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// Adds the comparison of two times.
+    /// Adds a comparison of two times.
     pub fn compare(&mut self, what: &str, ours: &Times, beside: &str, other: &Times) {
         self.add(what, "ms", ours.figures(), Some((beside, other.figures())));
     }
 
-    /// Adds the comparison of two figures.
+    /// Adds a comparison of two figures.
     pub fn contrast(&mut self, what: &str, unit: &str, ours: f64, beside: &str, other: f64) {
         self.add(what, unit, vec![ours], Some((beside, vec![other])));
     }
@@ -91,7 +91,7 @@ impl Table {
         });
     }
 
-    /// Adds a point of a plot.
+    /// Adds a point to a plot.
     pub fn point(&mut self, plot: &str, line: &str, x: usize, y: f64) {
         self.points.push(Point { plot: plot.to_owned(), line: line.to_owned(), x, y });
     }
@@ -135,8 +135,9 @@ impl Table {
     }
 }
 
-/// Prints the table, stores it in the file that the variable `RESULTS` names, and prints the rows that miss their goals.
-/// Returns whether there are some. With `GOALS=ignore` there are none: an emulated processor meets no goal.
+/// Prints the table, stores it in the file that the variable `RESULTS` names, and prints the rows that miss their
+/// goals. Returns whether there are any. With `GOALS=ignore` there are none, because an emulated processor meets no
+/// goal.
 ///
 /// # Errors
 /// The file cannot be written.

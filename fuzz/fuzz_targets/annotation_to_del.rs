@@ -1,9 +1,9 @@
-//! Fuzz target from a pod's annotation and a definition to DEL: each built-in plugin can read, for every verb, what the
-//! planner accepts. Otherwise the pod could never be deleted.
+//! Fuzz target from a pod annotation and a definition to DEL: for every verb, each built-in plugin must be able to read
+//! what the planner accepts. Otherwise the pod could never be deleted.
 //!
-//! The input is the annotation, a NUL, and the configuration of the definition. The configuration that each plugin receives
-//! is rendered as the meta-plugin renders it, without and with the result of an ADD.
-//! `tests/net/configuration_limits.rs` executes generated plans with the real plugins.
+//! The input is the annotation, a NUL, and the definition's configuration. Each plugin's configuration is rendered as
+//! the meta-plugin does it, once without and once with an ADD result. `tests/net/configuration_limits.rs` executes
+//! generated plans with the real plugins.
 
 #![no_main]
 
@@ -26,7 +26,7 @@ use npwg::plan::{Access, Delegate, Plan, Request, Sandbox, plan};
 use npwg::selection::Annotation;
 
 const NODE: &[u8] = br#"{"name":"w","type":"weft","delegates":[{"name":"base","type":"bridge"}]}"#;
-/// Result of an ADD.
+/// ADD result.
 const RESULT: &[u8] = br#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}"#;
 
 fuzz_target!(|input: &str| {
@@ -40,7 +40,7 @@ fuzz_target!(|input: &str| {
     }
 });
 
-/// Returns the plan of a pod with this annotation, which selects a definition with this configuration as `a`.
+/// Plans a pod with this annotation, which selects the definition `a` with this configuration.
 fn planned(annotation: &str, config: &str) -> Option<Plan> {
     let config = SpecConfig::Text(config.to_owned());
     let definition = Definition { namespace: "ns".into(), name: "a".into(), config, ..Definition::default() };
@@ -63,7 +63,7 @@ fn planned(annotation: &str, config: &str) -> Option<Plan> {
     plan(&request).ok()
 }
 
-/// Renders the configuration of each plugin and reads it as a built-in plugin does.
+/// Renders each plugin's configuration and reads it as a built-in plugin does.
 fn assert_readable(delegate: &Delegate) {
     let network = Network::parse(delegate.config.as_bytes(), "journal").expect("a network");
     let parameters = Parameters {

@@ -1,4 +1,5 @@
-//! Fuzz target for `CNI_ARGS`: neither parser panics, and the lenient one returns the same pairs as the strict one.
+//! Fuzz target for `CNI_ARGS`: neither parser may panic, and the lenient one must return the same pairs as the strict
+//! one.
 
 #![no_main]
 

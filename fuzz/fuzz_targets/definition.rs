@@ -1,4 +1,5 @@
-//! Fuzz target for the configuration of a definition: it is resolved or refused, and the planned configuration is valid.
+//! Fuzz target for a definition's configuration: it must be either resolved or refused, and the planned configuration
+//! must be valid.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzz target for manifests: parsing and linting never panic, and every position and edit is inside the text.
+//! Fuzz target for manifests: parsing and linting must never panic, and every position and edit must be inside the
+//! text.
 
 #![no_main]
 

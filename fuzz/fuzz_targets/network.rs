@@ -1,4 +1,4 @@
-//! Fuzz target for CNI configurations: parsing never panics, and the input of each plugin can be derived.
+//! Fuzz target for CNI configurations: parsing must never panic, and each plugin's input can be derived.
 
 #![no_main]
 

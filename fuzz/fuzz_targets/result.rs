@@ -1,4 +1,4 @@
-//! Fuzz target for results: parsing never panics, and a parsed result can be printed and parsed again.
+//! Fuzz target for results: parsing must never panic, and a parsed result can be printed and parsed again.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target for requests of a client: decoding never panics, and a decoded request can be encoded and decoded again.
+//! Fuzz target for client requests: decoding must never panic, and a decoded request can be encoded and decoded again.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = request.node.configuration();
         let _ = request.node.disk();
     }
-    // The encoded JSON may exceed the limit, because it escapes more characters than the input.
+    // The encoded JSON may exceed the limit, because it escapes more characters than the input did.
     let Ok(written) = frame::encode(&request) else { return };
     let again: Request = frame::receive(&mut written.as_slice()).expect("an encoded request is valid");
     assert_eq!(frame::encode(&again).expect("JSON"), written);

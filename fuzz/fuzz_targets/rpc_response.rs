@@ -1,5 +1,5 @@
-//! Fuzz target for messages of the agent and for task batches: decoding never panics, and a decoded message can be encoded
-//! and decoded again.
+//! Fuzz target for agent messages and task batches: decoding must never panic, and a decoded message can be encoded and
+//! decoded again.
 
 #![no_main]
 
@@ -11,7 +11,7 @@ use rpc::task::TaskBatch;
 fn read<M: Message>(bytes: &[u8]) {
     let _ = frame::receive::<M>(&mut &bytes[..]);
     let Ok(message) = frame::decode::<M>(bytes) else { return };
-    // The encoded JSON may exceed the limit, because it escapes more characters than the input.
+    // The encoded JSON may exceed the limit, because it escapes more characters than the input did.
     let Ok(written) = frame::encode(&message) else { return };
     let again: M = frame::receive(&mut written.as_slice()).expect("an encoded message is valid");
     assert_eq!(frame::encode(&again).expect("JSON"), written);

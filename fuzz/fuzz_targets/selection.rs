@@ -1,4 +1,4 @@
-//! Fuzz target for network annotations: parsing never panics, and every fault has a position in the text.
+//! Fuzz target for network annotations: parsing must never panic, and every error must have a position in the text.
 
 #![no_main]
 

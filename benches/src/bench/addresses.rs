@@ -1,10 +1,10 @@
-//! Benchmark of address allocation: weft-ipam, host-local and the Go host-local, with many held addresses and many
+//! Benchmarks address allocation: weft-ipam, host-local and the Go host-local, with many held addresses and many
 //! concurrent calls.
 //!
-//! No interface is created. An address store with many addresses is written as the plugin would write it. With 32 calls at
-//! once, most of the time is the start of 32 processes. So the same number of `/bin/true`, and of weft-ipam without work,
-//! is timed, too. The same calls are also made by 32 threads of one process, through the whole plugin from configuration
-//! to result, and compared with a file lock, a write and a sync alone.
+//! No interface is created. An address store with many addresses is written as the plugin would write it. With 32 calls
+//! at once, most of the time goes into starting 32 processes, so the same number of `/bin/true`, and of weft-ipam
+//! without work, is timed as well. In addition, 32 threads in one process make the same calls through the whole plugin,
+//! from configuration to result; they are compared with only a file lock, a write and a sync.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -28,18 +28,18 @@ use benches::table::{Table, Times};
 
 /// Numbers of addresses that the node already holds.
 const HELD: [u64; 3] = [0, 10_000, 50_000];
-/// Number of concurrent calls.
+/// Number of concurrent callers.
 const AT_ONCE: usize = 32;
-/// Number of calls by each of them.
+/// Number of calls that each of them makes.
 const ROUNDS: usize = 8;
-/// Range with room for all of them.
+/// Range with room for all addresses.
 const RANGE: &str = "10.64.0.0/12";
-/// Size of a block: 2 to this power.
+/// Block size: 2 to this power.
 const BITS: u8 = 8;
 /// Boot id, which an address store contains.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Times ADD of an address: alone, with many held addresses, and concurrently.
+/// Times ADD for an address: alone, with many held addresses, and concurrently.
 pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let host_local = |tag: &str| {
         let ipam = json!({ "type": "host-local", "subnet": RANGE, "dataDir": setting.scratch.join(tag) });
@@ -55,7 +55,7 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
         files.push((peers, "host-local", host_local("hl-g")?));
     }
     let mut times = vec![Vec::new(); files.len()];
-    // In turns with a rotating start, so that disturbances of the machine affect all alike.
+    // In turns, each round starting with another one, so that disturbances on the machine affect all alike.
     for run in 0..setting.runs {
         for place in 0..files.len() {
             let index = (place + run) % files.len();
@@ -86,7 +86,7 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
     without_processes(setting, table)
 }
 
-/// Times the same calls without the start of a process.
+/// Times the same calls without starting processes.
 fn without_processes(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     for (what, held) in [("", 0), (" where 50000 are held", HELD[2])] {
         let bytes = std::fs::read(holding(setting, &format!("threads{held}"), held)?)?;
@@ -103,7 +103,7 @@ fn a_second(whole: Duration) -> f64 {
     ((AT_ONCE * ROUNDS) as f64 / whole.as_secs_f64()).round()
 }
 
-/// Calls the plugin in this process, as the meta-plugin does.
+/// Calls the plugin within this process, as the meta-plugin does.
 fn call_here(verb: &str, container: &str, config: &[u8]) -> Result<Duration, Failure> {
     let environment = Environment {
         command: verb.to_owned(),
@@ -120,7 +120,7 @@ fn call_here(verb: &str, container: &str, config: &[u8]) -> Result<Duration, Fai
     answer.into_result().map(|_| took).map_err(|error| error.to_string().into())
 }
 
-/// Minimum work of a durable allocation: lock a file, write, sync to disk.
+/// Performs the least work that a durable allocation needs: locks a file, writes it, and syncs it to disk.
 fn hold_and_write(path: &Path, name: &str) -> Result<Duration, Failure> {
     let started = Instant::now();
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
@@ -132,7 +132,7 @@ fn hold_and_write(path: &Path, name: &str) -> Result<Duration, Failure> {
     Ok(started.elapsed())
 }
 
-/// Runs `work` some times on each of many threads, for another container each time.
+/// Runs `work` several times on each of many threads, each time for another container.
 fn many(work: impl Fn(&str) -> Result<Duration, Failure> + Sync) -> Result<(Times, Duration), Failure> {
     let threads: Vec<usize> = (0..AT_ONCE).collect();
     let rounds = |thread: &usize| (0..ROUNDS).map(|round| work(&format!("c{thread}x{round}"))).collect();
@@ -142,7 +142,8 @@ fn many(work: impl Fn(&str) -> Result<Duration, Failure> + Sync) -> Result<(Time
 
 /// Writes a configuration whose address store holds this many addresses; returns its path.
 fn holding(setting: &Setting, pool: &str, held: u64) -> Result<PathBuf, Failure> {
-    // A directory for each: pools of one directory with the same range avoid the addresses of each other.
+    // Each pool has its own directory, because pools that have the same range in one directory avoid each other's
+    // addresses.
     let directory = setting.scratch.join("pools").join(pool);
     let own = directory.join(pool);
     DirBuilder::new().recursive(true).mode(0o700).create(&own)?;

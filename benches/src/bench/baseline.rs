@@ -1,4 +1,4 @@
-//! Kernel baseline: the same changes through rtnetlink in this process, the lower bound for any plugin.
+//! Kernel baseline: makes the same changes through rtnetlink in this process, which is the lower bound for any plugin.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -15,7 +15,7 @@ use benches::Failure;
 
 const BRIDGE: &str = "baseline0";
 
-/// Times the creation of a bridge port with an address and a default route, and its removal.
+/// Times how a bridge port with an address and a default route is created, and removed.
 pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Duration, Duration), Failure> {
     let mut host = Rtnl::open()?;
     let bridge = match host.find_link(BRIDGE)? {
@@ -40,7 +40,7 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
     Ok((added, started.elapsed()))
 }
 
-/// Times the creation of a port with an address on each of these bridges; removes the ports.
+/// Times the creation of a port with an address on each of these bridges; removes the ports afterwards.
 pub(crate) fn bridge_ports(container: &Container, bridges: &[&str]) -> Result<Duration, Failure> {
     let started = Instant::now();
     let ports = attach_ports(container, 0, bridges)?;
@@ -50,7 +50,7 @@ pub(crate) fn bridge_ports(container: &Container, bridges: &[&str]) -> Result<Du
     Ok(added)
 }
 
-/// Creates a port with an address on each of these bridges; returns their names, which differ by the pod's number.
+/// Creates a port with an address on each of these bridges; returns the port names, which contain the pod's number.
 pub(crate) fn attach_ports(
     container: &Container,
     number: usize,
@@ -95,7 +95,8 @@ fn attach(
     let mut inside = netns.rtnl()?;
     let link = inside.link(ifname)?;
     inside.add_address(link.index, ifname, format!("10.{second}.0.2/24").parse()?)?;
-    // As the plugins. The kernel announces the addresses at once, and delivers the packets to each port of the bridge.
+    // The same settings as in the plugins. The kernel announces addresses at once, and delivers the packets to each
+    // bridge port.
     netns.run(|| {
         [("accept_dad", "0"), ("ndisc_notify", "1")]
             .iter()
@@ -106,7 +107,7 @@ fn attach(
     Ok(inside)
 }
 
-/// Times the move of a host link into a container, with an address, and the move back.
+/// Times how a host link with an address is moved into a container, and back.
 pub(crate) fn moved_link(container: &Container, name: &str) -> Result<(Duration, Duration), Failure> {
     let started = Instant::now();
     let mut host = Rtnl::open()?;
@@ -125,7 +126,7 @@ pub(crate) fn moved_link(container: &Container, name: &str) -> Result<(Duration,
     Ok((added, started.elapsed()))
 }
 
-/// Whether this kernel supports a kind of link; a missing kind is reported on standard error.
+/// Whether this kernel supports a kind of link; if not, this is reported on standard error.
 pub(crate) fn can_make(plugin: &str, kind: NewKind<'_>) -> Result<bool, Failure> {
     let mut host = Rtnl::open()?;
     if let Err(error) = host.add_link(&NewLink::new("trial0", kind)) {

@@ -1,4 +1,4 @@
-//! Call of a plugin as a runtime makes it, timed from the start of the process to its end.
+//! Calls a plugin as a runtime does, and times the call from the start of the process to its end.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,16 +10,16 @@ use linux::Netns;
 
 use benches::Failure;
 
-/// Pause in which the kernel removes a namespace, or completes work that follows from a new link. Its grace periods must
-/// not count for the next call.
+/// Pause in which the kernel removes a namespace, or finishes what follows from a new link, so that its grace periods
+/// do not count for the next call.
 pub(crate) const SETTLING: Duration = Duration::from_millis(100);
 
-/// Beginning of the names of namespaces, before the process id of the bench.
+/// Prefix for namespace names; the bench's process id follows.
 const NAMESPACES: &str = "weft-bench-";
-/// Directory of named network namespaces.
+/// Directory for named network namespaces.
 const DIRECTORY: &str = "/run/netns";
 
-/// Container: a network namespace that is removed with this value.
+/// Container: a network namespace that is removed when this value is dropped.
 pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) netns: String,
@@ -34,7 +34,7 @@ impl Container {
         Ok(Container { id, netns, settling: SETTLING })
     }
 
-    /// Creates many containers, which are removed without a pause after each.
+    /// Creates many containers, which are removed without a pause after each one.
     pub(crate) fn many(prefix: &str, count: usize) -> Result<Vec<Container>, Failure> {
         let one = |number| Container::new(format!("{prefix}{number}"));
         let quick = |mut container: Container| {
@@ -53,7 +53,7 @@ impl Drop for Container {
     }
 }
 
-/// Removes the namespaces of benches that were interrupted: of those whose process does not exist any more.
+/// Removes namespaces that interrupted benches have left, that is, whose process no longer exists.
 pub(crate) fn remove_leftovers() -> Result<(), Failure> {
     let entries = match std::fs::read_dir(DIRECTORY) {
         Ok(entries) => entries,
@@ -70,7 +70,7 @@ pub(crate) fn remove_leftovers() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the process in the name of a namespace.
+/// Extracts the process id from a namespace name.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(NAMESPACES)?.split('-').next()?.parse().ok()
 }
@@ -79,14 +79,14 @@ fn is_alive(process: u32) -> bool {
     Path::new("/proc").join(process.to_string()).exists()
 }
 
-/// Plugin to be called.
+/// Plugin to call.
 #[derive(Clone, Copy)]
 pub(crate) struct Plugin<'a> {
     /// Plugin directory.
     pub(crate) directory: &'a Path,
-    /// Name of the plugin.
+    /// Plugin name.
     pub(crate) name: &'a str,
-    /// Path of its configuration.
+    /// Path of the plugin's configuration.
     pub(crate) config: &'a Path,
 }
 
@@ -95,13 +95,13 @@ pub(crate) fn call(verb: &str, plugin: Plugin<'_>, container: &Container) -> Res
     call_in(verb, plugin, [&container.id, &container.netns, "eth0"], &plugin.config.with_extension("answer"))
 }
 
-/// Calls a plugin that does not use the container's namespace; concurrent calls are possible.
+/// Calls a plugin that does not use the container's namespace, so that calls can be concurrent.
 pub(crate) fn call_for(verb: &str, plugin: Plugin<'_>, container: &str) -> Result<Duration, Failure> {
     let answer = plugin.config.with_extension(format!("{container}.answer"));
     call_in(verb, plugin, [container, "/run/netns/none", "eth0"], &answer)
 }
 
-/// Calls the plugin for a container, its namespace and its interface; the result is written to `answer`.
+/// Calls the plugin for a container, its namespace and its interface; writes the result to `answer`.
 pub(crate) fn call_in(
     verb: &str,
     plugin: Plugin<'_>,
@@ -134,7 +134,7 @@ pub(crate) fn call_in(
     }
 }
 
-/// Times the start of a process without work.
+/// Times how long a process takes that has nothing to do.
 pub(crate) fn start(program: &Path, arguments: &[&str], verb: &str) -> Result<Duration, Failure> {
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("CNI_COMMAND", verb).env("CNI_PATH", "/nowhere");

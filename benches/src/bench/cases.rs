@@ -1,4 +1,4 @@
-//! Benchmarks of single plugins, chains and pods, with their goals.
+//! Benchmarks for single plugins, chains and pods, with their goals.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::{Setting, baseline};
 use benches::Failure;
 use benches::table::{Table, Times};
 
-/// Times the start of weft-cni and of the smallest possible program.
+/// Times the start of weft-cni, and of the smallest possible program.
 pub(crate) fn start(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let (mut ours, mut bare, mut peer) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..setting.runs * 4 {
@@ -31,14 +31,14 @@ pub(crate) fn start(setting: &Setting, table: &mut Table) -> Result<(), Failure>
     Ok(())
 }
 
-/// Times of ADD and DEL of one plugin chain, by weft, the peer and the kernel baseline in turn.
+/// ADD and DEL times for one plugin chain, by weft, the peer and the kernel baseline in turn.
 pub(crate) struct Comparison {
     pub(crate) ours: (Times, Times),
     pub(crate) peer: Option<(Times, Times)>,
     pub(crate) baseline: Option<(Times, Times)>,
 }
 
-/// Times of the same change without a plugin process, in a given container; the number is that of the round.
+/// Makes the same change in a container without a plugin process and times it; the number is the round's.
 pub(crate) type Baseline<'a> = dyn FnMut(&Container, usize) -> Result<(Duration, Duration), Failure> + 'a;
 
 pub(crate) fn compare(
@@ -65,7 +65,7 @@ pub(crate) fn compare_with_baseline(
     }
     let mut times = vec![(Vec::new(), Vec::new()); candidates.len()];
     let mut below = (Vec::new(), Vec::new());
-    // The first call creates shared objects and does not count.
+    // The first call creates shared objects, so it does not count.
     for run in 0..=setting.runs {
         for (index, (directory, tag)) in candidates.iter().enumerate() {
             let container = Container::new(format!("{tag}{run}"))?;
@@ -102,7 +102,7 @@ pub(crate) fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
     })
 }
 
-/// The bridge with a range of each family.
+/// Returns the bridge configuration with one range per family.
 fn dual_stack(setting: &Setting, tag: &str) -> Value {
     let mut config = bridge(setting, tag, false);
     let third = 4 + u8::from(tag == "g");
@@ -151,7 +151,7 @@ pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failur
     Ok(())
 }
 
-/// Times ADD and DEL of a chained plugin behind weft's bridge, whose own calls are not timed.
+/// Times ADD and DEL for a chained plugin behind weft's bridge, whose own calls are not timed.
 fn compare_behind_bridge(setting: &Setting, plugin: &str, keys: &Value) -> Result<Comparison, Failure> {
     let candidates: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
         .chain(setting.peers.as_deref().map(|peers| (peers, "g")))
@@ -193,7 +193,7 @@ fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Valu
     Ok(())
 }
 
-/// Compares chained plugins with those of the peer.
+/// Compares chained plugins with the peer's.
 pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     behind_bridge(setting, table, "bandwidth", &limits())?;
     for backend in ["nftables", "iptables"] {
@@ -204,7 +204,7 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
             table.compare(&format!("{name} DEL"), &ours.1, "Go, iptables", &peer.1);
         }
     }
-    // The same backend on both sides, and what an installation of the Go plugins uses unless it is configured.
+    // The same backend on both sides, and the one that the Go plugins use unless configured otherwise.
     for (backend, beside) in [("nftables", "nftables"), ("nftables", "iptables"), ("iptables", "iptables")] {
         if beside == "nftables" && !setting.peer_has_nftables()? {
             continue;
@@ -226,7 +226,7 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
     Ok(())
 }
 
-/// Compares the plugin vrf, whose kind of link few kernels have.
+/// Compares the plugin vrf, whose kind of link only few kernels have.
 pub(crate) fn vrf(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     match baseline::can_make("vrf", NewKind::Vrf { table: 4000 })? {
         true => behind_bridge(setting, table, "vrf", &json!({ "vrfname": "blue" })),
@@ -234,7 +234,7 @@ pub(crate) fn vrf(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     }
 }
 
-/// Configuration with one address of each family. The Go plugin has only the backend iptables.
+/// Returns a configuration with one address per family. The Go plugin only has the iptables backend.
 fn firewall(tag: &str, backend: &str) -> Value {
     let backend = if tag == "g" { "iptables" } else { backend };
     json!({
@@ -243,7 +243,7 @@ fn firewall(tag: &str, backend: &str) -> Value {
     })
 }
 
-/// Configuration with two ports of one address, with a backend for each program.
+/// Returns a configuration with two ports on one address, with a backend for each program.
 fn portmap(tag: &str, backend: &str, beside: &str) -> Value {
     let (port, backend) = if tag == "g" { (9000, beside) } else { (8000, backend) };
     json!({
@@ -256,7 +256,7 @@ fn portmap(tag: &str, backend: &str, beside: &str) -> Value {
     })
 }
 
-/// Rate limits for both directions.
+/// Returns rate limits for both directions.
 pub(crate) fn limits() -> Value {
     json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
 }

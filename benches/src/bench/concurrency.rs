@@ -1,7 +1,7 @@
-//! Benchmark of a node that starts: many concurrent pods, each with an address, host ports and rate limits.
+//! Benchmarks a node that starts: many concurrent pods, each with an address, host ports and rate limits.
 //!
-//! weft is one call of the meta-plugin for each pod. The Go plugins are called one after the other, as a runtime does: each
-//! plugin with the result of the previous one, DEL in reverse order.
+//! For weft, each pod is one call to the meta-plugin. The Go plugins are called one after the other, as a runtime does
+//! it: each plugin with the previous one's result, and DEL in reverse order.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::cases::write;
 use benches::Failure;
 use benches::table::{Table, Times, milliseconds};
 
-/// Default limit of pods of a kubelet.
+/// Default pod limit in a kubelet.
 const PODS: usize = 110;
-/// Number of pods that are removed one after the other; the rest concurrently.
+/// Number of pods that are removed one after the other; the rest are removed concurrently.
 const ONE_BY_ONE: usize = 20;
 
-/// Times of each pod and of all pods.
+/// Times for each pod, and for all of them together.
 struct Outcome {
     adds: Times,
     whole: Duration,
@@ -27,7 +27,7 @@ struct Outcome {
     gone: Duration,
 }
 
-/// Plugins of a pod, in order, with their configurations.
+/// A pod's plugins, in order, with their configurations.
 struct Chain {
     directory: PathBuf,
     plugins: Vec<(&'static str, PathBuf)>,
@@ -152,7 +152,7 @@ impl Chain {
     }
 }
 
-/// Sets `prevResult` of a configuration.
+/// Sets `prevResult` in a configuration.
 fn set_previous_result(config: &Path, result: &Value) -> Result<(), Failure> {
     let mut object: Value = serde_json::from_slice(&std::fs::read(config)?)?;
     object["prevResult"] = result.clone();

@@ -1,8 +1,8 @@
-//! Benchmark of portmap and firewall with a thousand pods: their mappings and permitted addresses are elements of maps and
-//! sets, and the thousandth should cost as much as the first.
+//! Benchmarks portmap and firewall with a thousand pods. Their mappings and permitted addresses are elements in maps
+//! and sets, so the thousandth should cost as much as the first.
 //!
-//! Two namespaces stand for two hosts, one with a thousand pods and one with a single pod. They are called in turn, and only
-//! the host's side is timed, where pods share tables.
+//! Two namespaces stand for two hosts, one with a thousand pods and one with a single pod. They are called in turn, and
+//! only the host side is timed, where pods share tables.
 
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -19,10 +19,10 @@ use benches::table::{Table, Times};
 
 /// Number of pods, more than any node has.
 const PODS: usize = 1000;
-/// Pause after a DEL: a transaction shortly after a removal waits until the kernel has freed what was removed.
+/// Pause after a DEL, because a transaction shortly after a removal waits until the kernel has freed what was removed.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// Times ADD of portmap and firewall on a host with one pod and on one with a thousand.
+/// Times ADD for portmap and firewall, on a host with one pod and on one with a thousand.
 pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     for plugin in ["portmap", "firewall"] {
         let (many, few) = (Node::new(setting, plugin, PODS)?, Node::new(setting, plugin, 1)?);
@@ -40,7 +40,7 @@ pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failur
     Ok(())
 }
 
-/// Host, with the configurations of its pods and of the pod that is timed.
+/// Host, with the configurations for its pods and for the pod that is timed.
 struct Node<'a> {
     directory: &'a Path,
     plugin: &'a str,
@@ -50,7 +50,7 @@ struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// Creates a host with this number of pods.
+    /// Creates a host with this many pods.
     fn new(setting: &'a Setting, plugin: &'a str, pods: usize) -> Result<Node<'a>, Failure> {
         let host = Container::new(format!("entries-{plugin}-{pods}"))?;
         let pod = Container::new(format!("entries-{plugin}-{pods}-pod"))?;

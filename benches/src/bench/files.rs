@@ -1,9 +1,9 @@
-//! Influence of the files: on a disk or in memory, and outside of the page cache.
+//! Measures how much files cost: on a disk or in memory, and when they are not in the page cache.
 //!
-//! - The journal of a pod is synchronized to the disk before its first interface. In memory that is free, so all other rows
-//!   have their files there: the disk of a shared machine disturbs them. The Go plugins do not synchronize.
-//! - A cold call is the first one after a boot: the kernel reads program, configuration and addresses from the disk. Only the
-//!   pages of these files are dropped, not those of the machine.
+//! - A pod's journal is synced to disk before the first interface is created. In memory that is free, so all other rows
+//!   keep their files there, because a shared machine's disk would disturb them. The Go plugins do not sync.
+//! - A cold call is the first one after a boot: the kernel reads program, configuration and addresses from disk. Only
+//!   these files' pages are dropped from the cache, not those of the whole machine.
 //!
 //! Source: posix_fadvise(2).
 
@@ -22,10 +22,10 @@ use crate::call::{Container, Plugin, SETTLING, call};
 use crate::cases::{bridge, write};
 use crate::pods::{PodCaller, in_turns, named};
 
-/// Limit of cold calls.
+/// Maximum number of cold calls.
 const RUNS_MAX: usize = 20;
 
-/// Times a pod and an address with their files on the disk and in memory.
+/// Times a pod and an address with their files on disk and in memory.
 pub(crate) fn disk(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let disk = setting.scratch.join("disk");
     let (on_disk, in_memory) = (filesystem(&disk), filesystem(&setting.scratch));
@@ -48,7 +48,7 @@ pub(crate) fn disk(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Times the first call after its files left the page cache.
+/// Times the first call after its files have left the page cache.
 pub(crate) fn cold(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let what = "bridge + host-local ADD, nothing in the page cache";
     let runs = setting.runs.min(RUNS_MAX);
@@ -99,13 +99,13 @@ fn one_by_one(
     Ok(Times::new(times))
 }
 
-/// Drops a file, or all files of a directory, from the page cache.
+/// Drops a file, or all files in a directory, from the page cache.
 fn forget(path: &Path) -> Result<(), Failure> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));
     }
     let Ok(file) = File::open(path) else { return Ok(()) };
-    // Pages that are not written yet stay.
+    // Pages that are not written yet would stay.
     file.sync_all()?;
     Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
 }

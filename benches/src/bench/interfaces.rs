@@ -1,7 +1,7 @@
-//! Benchmark of plugins that create an interface on another one, or move one, compared with the peer.
+//! Benchmarks plugins that create an interface on another one, or move one, in comparison with the peer.
 //!
-//! Kinds of link that this kernel lacks are skipped by name. `benches/guest` times them on a kernel that has them all. Its
-//! processor is emulated, so its ratios only serve for plugins that cannot be timed otherwise.
+//! Link kinds that this kernel lacks are skipped by name. `benches/guest` times them on a kernel that has them all. Its
+//! processor is emulated, so its ratios are only useful for plugins that cannot be timed otherwise.
 
 use linux::Rtnl;
 use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer, Queues};
@@ -13,10 +13,10 @@ use crate::{Setting, baseline};
 use benches::Failure;
 use benches::table::Table;
 
-/// Parent of all links; `movew`, `moveg` and `movef` are moved by weft, the Go plugin and the baseline.
+/// Parent for all links. weft moves `movew`, the Go plugin `moveg`, and the baseline `movef`.
 const PARENT: &str = "parent0";
 
-/// Times ADD and DEL with an address of host-local.
+/// Times ADD and DEL with an address from host-local.
 pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let mut host = Rtnl::open()?;
     for name in [PARENT, "movew", "moveg", "movef"] {

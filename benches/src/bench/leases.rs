@@ -1,6 +1,6 @@
-//! Benchmark of DHCP leases: a real server on a bridge, and the lease daemons of weft and of the Go plugins.
+//! Benchmarks DHCP leases: a real server on a bridge, and the lease daemons from weft and from the Go plugins.
 //!
-//! The time of the server alone is that of its four messages on a link that has been up for a while.
+//! The server alone is timed by its four messages on a link that has been up for a while.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -20,13 +20,13 @@ use crate::cases::{Comparison, compare};
 use benches::Failure;
 use benches::table::{Table, Times};
 
-/// Bridge of server and containers.
+/// Bridge for server and containers.
 const BRIDGE: &str = "weftdhcp";
-/// Address of the server.
+/// Server address.
 const SERVER: &str = "10.248.0.1/16";
-/// Limit of calls: some of the Go plugin take ten seconds.
+/// Maximum number of calls, because some calls to the Go plugin take ten seconds.
 const RUNS_MAX: usize = 20;
-/// Limit for a program to listen.
+/// Maximum time until a program listens.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Program that ends with the benchmark.
@@ -41,13 +41,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The program may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Times ADD and DEL of an interface with a lease.
+/// Times ADD and DEL for an interface with a lease.
 pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     if !Path::new("/usr/sbin/dnsmasq").exists() {
         eprintln!("weft-bench: no leases: there is no dnsmasq (apt install dnsmasq-base)");
@@ -112,7 +112,7 @@ fn server_alone(runs: usize) -> Result<Times, Failure> {
         if run > 0 {
             times.push(started.elapsed());
         }
-        // The client closes its socket in a thread, for which the kernel waits.
+        // The client closes its socket in a thread, and the kernel waits for that.
         sleep(SETTLING);
     }
     remove_ports(&ports)?;

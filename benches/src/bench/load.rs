@@ -1,8 +1,9 @@
-//! Nodes under load: many pods in a row, and pods beside hundreds of others.
+//! Benchmarks nodes under load: many pods in a row, and pods next to hundreds of others.
 //!
-//! - Pods in a row are attached by a fixed number of threads and all stay until the last one is attached.
-//! - The kernel baseline of pods in a row makes the same links with as many threads, and starts one process for each pod.
-//! - A full node holds sandboxes of the program that is measured; each program is measured on its own node.
+//! - Pods in a row are attached by a fixed number of threads, and all of them stay until the last one is attached.
+//! - For pods in a row, the kernel baseline creates the same links with as many threads, and starts one process per
+//!   pod.
+//! - A full node holds sandboxes made by the program that is measured, so each program has its own node.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,19 +18,19 @@ use crate::baseline::{attach_ports, bridge_ports, remove_ports};
 use crate::call::{Container, at_once, start};
 use crate::pods::{PodCaller, callers, in_turns, named};
 
-/// Numbers of pods at a time for the plot, and number of pods of each measurement.
+/// Numbers of pods at a time in the plot, and number of pods in each measurement.
 const PARALLEL: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const PODS_OF_PLOT: usize = 96;
 /// Numbers of pods on a full node; the first and the last one are compared.
 const HELD: [usize; 4] = [20, 100, 250, 500];
-/// Bridges of weft's pods, that of the default network first.
+/// Bridges that weft's pods use, the default network's first.
 const BRIDGES: [&str; 4] = ["podbr", "pod0", "pod1", "pod2"];
 /// Number of threads that fill a node.
 const FILLING: usize = 4;
-/// Limit of calls beside each number of pods.
+/// Maximum number of calls for each number of pods.
 const RUNS_MAX: usize = 25;
 
-/// Times pods in a row, as many at a time as the setting tells.
+/// Times pods in a row, as many at a time as the settings say.
 pub(crate) fn sustained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     for &count in &setting.pods {
         let containers = Container::many("row", count)?;
@@ -64,7 +65,7 @@ pub(crate) fn sustained(setting: &Setting, table: &mut Table) -> Result<(), Fail
     Ok(())
 }
 
-/// Attaches and detaches all pods, some at a time; returns both rates in pods a second.
+/// Attaches and detaches all pods, some at a time; returns both rates in pods per second.
 fn in_a_row(caller: &PodCaller, containers: &[Container], parallel: usize) -> Result<[f64; 2], Failure> {
     let rate = |verb: fn(&PodCaller, &Container) -> Result<Duration, Failure>| {
         rate_of(containers, parallel, |_, container| verb(caller, container).map(drop))
@@ -72,8 +73,8 @@ fn in_a_row(caller: &PodCaller, containers: &[Container], parallel: usize) -> Re
     Ok([rate(PodCaller::add)?, rate(PodCaller::del)?])
 }
 
-/// Attaches all containers to these bridges, some at a time, without a plugin: a process without work starts for each, and
-/// this process makes its links. Returns the rate in pods a second.
+/// Attaches all containers to these bridges, some at a time, without a plugin: for each container a process without
+/// work starts, and this process creates the links. Returns the rate in pods per second.
 fn floor_in_a_row(containers: &[Container], bridges: &[&str], parallel: usize) -> Result<f64, Failure> {
     let ports = Mutex::new(Vec::new());
     let lock = || ports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +88,7 @@ fn floor_in_a_row(containers: &[Container], bridges: &[&str], parallel: usize) -
     Ok(rate)
 }
 
-/// Runs `work` for all containers, some at a time. Returns the number of containers a second.
+/// Runs `work` for all containers, some at a time. Returns the number of containers per second.
 fn rate_of(
     containers: &[Container],
     parallel: usize,
@@ -105,7 +106,7 @@ fn rate_of(
     Ok((containers.len() as f64 / whole.as_secs_f64() * 10.0).round() / 10.0)
 }
 
-/// Times ADD and DEL of a pod on nodes that hold others.
+/// Times ADD and DEL for a pod on nodes that hold others.
 pub(crate) fn full(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let (ours, theirs) = callers(setting, 3)?;
     let containers = Container::many("held", HELD[HELD.len() - 1])?;
@@ -132,8 +133,8 @@ pub(crate) fn full(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Times the kernel baseline on the bridges of weft's pods: a link that is set up sends reports about its multicast
-/// groups, which the kernel delivers to each port of the bridge.
+/// Times the kernel baseline on the bridges that weft's pods use. When a link is set up, it sends reports about its
+/// multicast groups, and the kernel delivers them to each bridge port.
 fn floor_of_pod(setting: &Setting) -> Result<Times, Failure> {
     let mut times = Vec::new();
     for run in 0..=setting.runs.min(RUNS_MAX) {
@@ -146,7 +147,7 @@ fn floor_of_pod(setting: &Setting) -> Result<Times, Failure> {
     Ok(Times::new(times))
 }
 
-/// Fills a node step by step, times a pod at each, calls `when_full`, and empties the node.
+/// Fills a node step by step, times a pod at each step, calls `when_full`, and empties the node.
 fn filling(
     setting: &Setting,
     line: &str,

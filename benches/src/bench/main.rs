@@ -1,14 +1,15 @@
-//! Benchmarks of weft compared with the Go plugins and with the kernel alone: one run, interleaved calls, ratios.
+//! Benchmarks that compare weft with the Go plugins and with the kernel alone: one run, interleaved calls, ratios.
 //!
-//! - A plugin is timed as a process, started as a runtime starts it, from the call to its end.
-//! - Peers are binaries of other projects in a directory.
+//! - A plugin is timed as a process that is started the way a runtime starts it, from the call to its end.
+//! - Peers are other projects' binaries in one directory.
 //! - The kernel baseline is the same change through rtnetlink, without a process.
-//! - A result has minimum, median and 99th percentile; ratios are those of medians.
-//! - An unknown group is an error before anything is measured. If a group fails, the results of the others are printed.
-//! - A row that misses its goal is named, and the status is 3.
+//! - A result has minimum, median and 99th percentile; ratios compare medians.
+//! - An unknown group is an error before anything is measured. If a group fails, the other groups' results are still
+//!   printed.
+//! - If a row misses its goal, it is named, and the exit status is 3.
 //!
 //! Usage: `weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]`, inside a new network namespace (see `run`);
-//! `weft-bench report ROOT` writes the pages of the tree ROOT from its file of results.
+//! `weft-bench report ROOT` writes the pages in the tree ROOT from its results file.
 
 mod addresses;
 mod baseline;
@@ -33,7 +34,7 @@ use benches::{Failure, MISSED, machine, report};
 /// Group of measurements.
 type Group = fn(&Setting, &mut Table) -> Result<(), Failure>;
 
-/// Groups of measurements, in the order in which they run.
+/// All groups, in the order in which they run.
 static GROUPS: [(&str, Group); 16] = [
     ("start", cases::start),
     ("plugins", cases::plugins),
@@ -53,18 +54,18 @@ static GROUPS: [(&str, Group); 16] = [
     ("size", pods::size),
 ];
 
-/// Numbers of pods in a row, and of pods at a time, unless the variables `PODS` and `AT_ONCE` tell others.
+/// Numbers of pods in a row, and of pods at a time, unless the variables `PODS` and `AT_ONCE` set others.
 const PODS: &str = "320 1000";
 const AT_ONCE: &str = "8";
 
-/// Parameters of a benchmark.
+/// Benchmark parameters.
 #[derive(Clone)]
 pub(crate) struct Setting {
     /// Directory for configurations, addresses and journals.
     pub(crate) scratch: PathBuf,
-    /// Directory of weft's plugins.
+    /// Directory with weft's plugins.
     pub(crate) ours: PathBuf,
-    /// Directory of the Go plugins, if they are installed.
+    /// Directory with the Go plugins, if they are installed.
     pub(crate) peers: Option<PathBuf>,
     /// Number of calls of each kind.
     pub(crate) runs: usize,
@@ -75,7 +76,8 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Whether the peer's plugin for host ports has a backend for nftables: it contains the name of that table.
+    /// Whether the peer's host-port plugin has an nftables backend, in which case the program contains that table's
+    /// name.
     pub(crate) fn peer_has_nftables(&self) -> Result<bool, Failure> {
         let Some(peers) = &self.peers else { return Ok(false) };
         let program = std::fs::read(peers.join("portmap"))?;
@@ -95,7 +97,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns whether a row misses its goal.
+/// Runs the benchmark; returns whether a row misses its goal.
 fn run() -> Result<bool, Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let [report, root] = words.as_slice()

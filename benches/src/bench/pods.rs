@@ -1,7 +1,7 @@
-//! Pods with several networks, attached by weft and by the Go plugins.
+//! Benchmarks pods with several networks, attached by weft and by the Go plugins.
 //!
-//! - weft is one call of the meta-plugin for each pod, which reads the pod and its networks from manifests.
-//! - The Go plugins are one call of `bridge` for each network, one after the other. Multus makes the same calls and
+//! - For weft, each pod is one call to the meta-plugin, which reads the pod and its networks from manifests.
+//! - For the Go plugins, each network is one call to `bridge`, one after the other. Multus makes the same calls and
 //!   adds its own work, so this is its lower limit.
 
 use std::fs;
@@ -18,22 +18,22 @@ use crate::Setting;
 use crate::call::{Container, Plugin, SETTLING, call_in};
 use crate::cases::{bridge, limits, write};
 
-/// Numbers of networks besides the default one.
+/// Numbers of networks in addition to the default one.
 const NETWORKS: [usize; 5] = [0, 1, 3, 10, 30];
-/// Limit of calls for the largest pods.
+/// Maximum number of calls for the largest pods.
 const RUNS_MAX: usize = 20;
 
-/// Program that attaches pods with a number of networks.
+/// Program that attaches pods with a given number of networks.
 pub(crate) struct PodCaller {
     directory: PathBuf,
-    /// Plugin, configuration and interface of each call.
+    /// Plugin, configuration and interface for each call.
     calls: Vec<(&'static str, PathBuf, String)>,
 }
 
 // === impl PodCaller ===
 
 impl PodCaller {
-    /// Calls of weft, with plugins behind the default network's bridge and its files below `files`.
+    /// Returns weft's calls, with plugins behind the default network's bridge and files below `files`.
     pub(crate) fn weft(
         setting: &Setting,
         networks: usize,
@@ -56,7 +56,7 @@ impl PodCaller {
         PodCaller::of_objects(setting, &format!("{tag}-{networks}-{}", behind.len()), &items, behind, files)
     }
 
-    /// Calls of weft with the objects of a manifest directory; `tag` names its files.
+    /// Returns weft's calls, with the objects in a manifest directory; `tag` names its files.
     pub(crate) fn of_objects(
         setting: &Setting,
         tag: &str,
@@ -80,7 +80,7 @@ impl PodCaller {
         Ok(PodCaller { directory: setting.ours.clone(), calls: vec![("weft", file, "eth0".to_owned())] })
     }
 
-    /// Calls of the Go plugins.
+    /// Returns the Go plugins' calls.
     pub(crate) fn go(
         setting: &Setting,
         peers: &Path,
@@ -102,7 +102,7 @@ impl PodCaller {
         Ok(PodCaller { directory: peers.to_owned(), calls })
     }
 
-    /// Attaches a pod; returns the time of all calls.
+    /// Attaches a pod; returns the time that all calls took.
     pub(crate) fn add(&self, container: &Container) -> Result<Duration, Failure> {
         self.calls.iter().map(|call| self.call("ADD", call, container)).sum()
     }
@@ -147,7 +147,7 @@ pub(crate) fn callers(setting: &Setting, networks: usize) -> Result<(PodCaller, 
     Ok((ours, theirs.transpose()?))
 }
 
-/// Name of a pod with a number of networks besides the default one.
+/// Names a pod by its number of networks in addition to the default one.
 pub(crate) fn named(networks: usize) -> String {
     match networks {
         0 => "pod, default network alone".to_owned(),
@@ -156,7 +156,7 @@ pub(crate) fn named(networks: usize) -> String {
     }
 }
 
-/// Times ADD and DEL of one pod after another, by each caller in turn. The first round does not count.
+/// Times ADD and DEL for one pod after another, by each caller in turn. The first round does not count.
 pub(crate) fn in_turns(callers: &[&PodCaller], tag: &str, runs: usize) -> Result<Vec<[Times; 2]>, Failure> {
     let mut times = vec![[Vec::new(), Vec::new()]; callers.len()];
     for run in 0..=runs {
@@ -228,12 +228,12 @@ const GO_PLUGINS: &[&str] = &[
     "vrf",
 ];
 
-/// States the size of the plugins on disk and in memory.
+/// Records how large the plugins are on disk and in memory.
 pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let ours = (fs::metadata(setting.ours.join("weft-cni"))?.len() as f64 / 1e4).round() / 1e2;
     match &setting.peers {
         Some(peers) => {
-            // The directory may have other programs, too.
+            // The directory may also contain other programs.
             let sizes = GO_PLUGINS.iter().filter_map(|name| fs::metadata(peers.join(name)).ok());
             let bytes: u64 = sizes.map(|file| file.len()).sum();
             let theirs = (bytes as f64 / 1e4).round() / 1e2;
@@ -246,7 +246,7 @@ pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Largest resident size of an ADD in kilobytes, as time(1) reports it.
+/// Returns the largest resident size during an ADD in kilobytes, as time(1) reports it.
 fn resident(setting: &Setting) -> Result<u64, Failure> {
     let container = Container::new("rss".to_owned())?;
     let caller = PodCaller::weft(setting, 3, &[], &setting.scratch)?;

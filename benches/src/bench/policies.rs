@@ -1,11 +1,11 @@
-//! Cost of network policies: ADD of a pod that ten policies select, and a flow between two pods with 1,000 peers each. Both are
-//! measured in turn with the same pods without policies.
+//! Measures what network policies cost: ADD for a pod that ten policies select, and a flow between two pods with 1,000
+//! peers each. Both are measured in turn with the same pods without policies.
 //!
-//! The pod of an ADD is compared with one that no policy selects, with the same manifests. In a cluster the agent reads the
-//! policies, and not an ADD. It is also compared with this pod and the commit of the rules alone, one after the other.
+//! For ADD, the pod is compared with one that no policy selects, with the same manifests. (In a cluster, the agent
+//! reads the policies, and not an ADD.) It is also compared with the sum of that pod and committing only the rules.
 //!
-//! The flow is one TCP connection for the rate, and datagrams back and forth for the latency. Where the rules are in the pods,
-//! it is also compared with connection tracking alone, the lower bound for rules that let replies pass.
+//! The flow is one TCP connection for the rate, and datagrams back and forth for the latency. If the rules are in the
+//! pods, it is also compared with connection tracking alone, which is the lower bound for rules that let replies pass.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -24,20 +24,20 @@ use crate::call::{Container, SETTLING};
 use crate::pods::PodCaller;
 use crate::rules::{self, PodRules};
 
-/// Policies of a pod.
+/// Number of policies that select a pod.
 const POLICIES: usize = 10;
-/// Peers of a pod.
+/// Number of peers that a pod has.
 const PEERS: usize = 1000;
-/// Measurements of each flow.
+/// Number of measurements per flow.
 const TURNS: usize = 9;
-/// Duration of one measurement of a stream.
+/// Duration of one stream measurement.
 const STREAM: Duration = Duration::from_millis(700);
-/// Round trips of one measurement.
+/// Number of round trips in one measurement.
 const ROUND_TRIPS: u32 = 5000;
-/// Limit for a lost datagram.
+/// Time after which a datagram counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Times pods with policies beside pods without.
+/// Times pods with policies and pods without.
 pub(crate) fn policies(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     for (plugin, second) in [("bridge", 241), ("ptp", 242)] {
         let ten = caller(setting, (plugin, second), "ten", (POLICIES, 10), "pod")?;
@@ -50,8 +50,9 @@ pub(crate) fn policies(setting: &Setting, table: &mut Table) -> Result<(), Failu
     Ok(())
 }
 
-/// Measures flows between pods with many peers, between pods without policies, and, where the rules are in the pods, between
-/// pods with connection tracking alone. On the host, the rules of the first pair make the kernel track the flows of all.
+/// Measures flows between pods with many peers, between pods without policies, and, if the rules are in the pods,
+/// between pods with connection tracking alone. On the host, the first pair's rules make the kernel track everybody's
+/// flows.
 fn flows(plugin: &str, [many, none]: [&PodCaller; 2], table: &mut Table) -> Result<(), Failure> {
     let mut pairs = vec![Pair::attach(many, plugin, "many")?, Pair::attach(none, plugin, "none")?];
     let mut others = vec!["no policies"];
@@ -87,7 +88,8 @@ fn flows(plugin: &str, [many, none]: [&PodCaller; 2], table: &mut Table) -> Resu
     Ok(())
 }
 
-/// Times a pod that policies select, one that they do not select, and the rules alone, in turns. The first round does not count.
+/// Times a pod that policies select, one that they do not select, and the rules alone, in turns. The first round does
+/// not count.
 fn selected(
     setting: &Setting,
     (plugin, second): (&str, usize),
@@ -141,8 +143,8 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or_default()
 }
 
-/// Returns the calls for a pod with a label on a network. Policies select the label `pod`, with a number of peers in all. Each
-/// policy allows a block that contains the pods, so that flows between them pass.
+/// Returns the calls for a pod with a label on a network. The policies select the label `pod` and have this many peers
+/// in total. Each policy allows a block that contains the pods, so that flows between them pass.
 fn caller(
     setting: &Setting,
     (plugin, second): (&str, usize),
@@ -191,7 +193,7 @@ fn caller(
     PodCaller::of_objects(setting, &format!("policies-{plugin}-{tag}"), &items, &[], &setting.scratch)
 }
 
-/// Two attached pods of one network.
+/// Two pods attached to one network.
 struct Pair {
     client: Container,
     server: Container,
@@ -218,7 +220,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Returns the rate of a TCP connection in GB a second.
+    /// Measures a TCP connection's rate in GB per second.
     fn stream(&self) -> Result<f64, Failure> {
         let listener = within(&self.server, || TcpListener::bind((self.address, 0)))??;
         let to = listener.local_addr()?;
@@ -241,7 +243,7 @@ impl Pair {
         Ok((rate * 1e3).round() / 1e3)
     }
 
-    /// Returns the duration of all round trips.
+    /// Measures how long all round trips take.
     fn round_trips(&self) -> Result<Duration, Failure> {
         let server = within(&self.server, || UdpSocket::bind((self.address, 0)))??;
         let client = within(&self.client, || UdpSocket::bind("0.0.0.0:0"))??;
@@ -249,7 +251,7 @@ impl Pair {
         for socket in [&client, &server] {
             socket.set_read_timeout(Some(TIMEOUT))?;
         }
-        // Both ends in one thread: the time of the scheduler does not count.
+        // Both ends are in one thread, so that scheduling does not count.
         let mut word = [0; 8];
         let started = Instant::now();
         for _ in 0..ROUND_TRIPS {
@@ -262,7 +264,7 @@ impl Pair {
     }
 }
 
-/// Runs work in the namespace of a container.
+/// Runs work in a container's namespace.
 fn within<T>(container: &Container, work: impl FnOnce() -> T) -> Result<T, Failure> {
     Ok(Netns::open(Path::new(&container.netns))?.run(work)?)
 }

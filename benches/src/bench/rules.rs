@@ -1,5 +1,5 @@
-//! Lower bounds of network policies: their rules alone, committed in an empty namespace, for an ADD beside one without, and
-//! connection tracking alone for a flow.
+//! Lower bounds for network policies: committing only the rules in an empty namespace, for comparison with an ADD
+//! without policies; and connection tracking alone, for a flow.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,17 +16,17 @@ use benches::Failure;
 
 use crate::call::Container;
 
-/// Table of weft, and its families.
+/// weft's table, and its families.
 const TABLE: &str = "weft-policy";
 const FAMILIES: [Family; 2] = [Family::Inet, Family::Bridge];
 
-/// Direction: chain, base chain and its hook, map, field of the link, and field of the peer.
+/// Direction: chain, base chain and its hook, map, link field, and peer field.
 const DIRECTIONS: [(&str, &str, Hook, &str, Selector, Selector); 2] = [
     ("ingress-", "prerouting", Hook::Prerouting, "links-in", Selector::LinkIn, Selector::Source4),
     ("egress-", "postrouting", Hook::Postrouting, "links-out", Selector::LinkOut, Selector::Destination4),
 ];
 
-/// Rules of a pod: each policy allows the addresses and the network, in both directions.
+/// A pod's rules: each policy allows the addresses and the network, in both directions.
 pub(crate) struct PodRules<'a> {
     pub(crate) policies: usize,
     pub(crate) peers: &'a [IpAddr],
@@ -36,7 +36,7 @@ pub(crate) struct PodRules<'a> {
 // === impl PodRules ===
 
 impl PodRules<'_> {
-    /// Times the commit of the rules in the namespace of a container.
+    /// Times how long it takes to commit the rules in a container's namespace.
     pub(crate) fn time(&self, container: &Container) -> Result<Duration, Failure> {
         let netns = Netns::open(Path::new(&container.netns))?;
         let started = Instant::now();
@@ -93,12 +93,13 @@ impl PodRules<'_> {
         batch
     }
 
-    /// Fails unless weft has as many rules for an attached pod, in its namespace or on the host, which has no other pod.
+    /// Fails unless weft has as many rules for an attached pod, in its namespace or on the host, which has no other
+    /// pod.
     pub(crate) fn require_same(&self, attached: &Container, alone: &Container) -> Result<(), Failure> {
         let namespace = |container: &Container| Netns::open(Path::new(&container.netns))?.nft();
         let floor = rules(&mut namespace(alone)?)?;
         let ours = rules(&mut namespace(attached)?)? + rules(&mut Nft::open()?)?;
-        // Frames that a bridge passes on have more.
+        // Frames that a bridge passes on have a few more.
         match ours >= floor && ours <= floor + 4 {
             true => Ok(()),
             false => Err(format!("the rules alone are {floor}, those of weft {ours}").into()),
@@ -106,12 +107,13 @@ impl PodRules<'_> {
     }
 }
 
-/// Returns whether the rules of weft for a pod are in its namespace.
+/// Whether weft's rules for a pod are in the pod's own namespace.
 pub(crate) fn in_namespace(container: &Container) -> Result<bool, Failure> {
     Ok(rules(&mut Netns::open(Path::new(&container.netns))?.nft()?)? > 0)
 }
 
-/// Makes the kernel track the connections of a pod in its namespace, with the hooks and the condition of a pod with policies.
+/// Makes the kernel track a pod's connections in its namespace, with the same hooks and condition as for a pod with
+/// policies.
 pub(crate) fn track_connections(container: &Container) -> Result<(), Failure> {
     let table = Table::new(Family::Inet, "tracking");
     let mut batch = Batch::new();
@@ -130,7 +132,7 @@ pub(crate) fn track_connections(container: &Container) -> Result<(), Failure> {
     Ok(Netns::open(Path::new(&container.netns))?.nft()?.commit(batch)?)
 }
 
-/// Returns the number of rules about pods.
+/// Counts the rules about pods.
 fn rules(nft: &mut Nft) -> Result<usize, Failure> {
     let mut count = 0;
     for family in FAMILIES {
