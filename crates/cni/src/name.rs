@@ -9,10 +9,10 @@ use std::fmt;
 
 use crate::error::{Error, code};
 
-/// Maximum interface name in bytes (`IFNAMSIZ` without the terminator).
+/// Maximum length of an interface name in bytes (`IFNAMSIZ` without the terminator).
 pub const IFNAME_MAX: usize = 15;
 
-/// Maximum container id or network name in bytes, because they become file names.
+/// Maximum length of a container id or network name in bytes, because they become file names.
 pub const NAME_MAX: usize = 200;
 
 /// Number of characters that an error shows from a name that is too long.

@@ -19,7 +19,7 @@ use crate::error::{Error, code};
 use crate::fold;
 use crate::wording;
 
-/// Maximum JSON document from any source, in bytes.
+/// Maximum size of a JSON document from any source, in bytes.
 pub const DOCUMENT_MAX: usize = 1 << 20;
 
 /// Ordered object with unparsed values.

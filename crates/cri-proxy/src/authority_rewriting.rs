@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 const PREFACE: usize = 24;
 /// Length of a frame header: length, type, flags, stream.
 const HEAD: usize = 9;
-/// Maximum frame that a client may send.
+/// Maximum size of a frame that a client may send, in bytes.
 const FRAME_MAX: usize = 16 << 10;
 /// Frame type that starts a request.
 const HEADERS: u8 = 1;

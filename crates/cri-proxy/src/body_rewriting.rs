@@ -17,7 +17,7 @@ use tonic::codegen::http::HeaderMap;
 use super::backend::{Body, Cause};
 use super::relay::{self, Relayed};
 
-/// Maximum message that is edited, in bytes; container runtimes have the same limit.
+/// Maximum size of a message that is edited, in bytes; container runtimes have the same limit.
 pub(crate) const MESSAGE_MAX: usize = 16 << 20;
 /// Length of a message prefix: a compression flag and the length.
 pub(crate) const PREFIX: usize = 5;

@@ -33,7 +33,7 @@ pub(crate) const PRIMARY: &str = "eth0";
 
 /// Maximum number of networks in a sandbox.
 const NETWORKS_MAX: usize = 32;
-/// Maximum annotation in bytes.
+/// Maximum annotation size in bytes.
 const ANNOTATION_MAX: usize = 256 << 10;
 
 /// Resolved attachment for a sandbox.

@@ -21,7 +21,7 @@ use tonic::codegen::http::{HeaderValue, header};
 use super::backend::{Body, Cause};
 use crate::body_rewriting::{MESSAGE_MAX, PREFIX, framed};
 
-/// Maximum message that is received without a slot, in bytes.
+/// Maximum size of a message that is received without a slot, in bytes.
 const SMALL_MAX: usize = 64 << 10;
 /// Number of larger messages received at once from all clients; each client may send one.
 const LARGE_AT_ONCE: usize = 4;

@@ -19,7 +19,7 @@ use crate::network_api::{
     SetRequest,
 };
 
-/// Maximum response in bytes; container runtimes use the same limit.
+/// Maximum response size in bytes; container runtimes use the same limit.
 const ANSWER_MAX: usize = 16 << 20;
 /// Timeout for a response. It is long, because the proxy may have to wait for plugins.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -17,7 +17,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Maximum response in bytes.
+/// Maximum response size in bytes.
 const ANSWER_MAX: usize = 16 << 20;
 
 /// Codec for messages that are already encoded.

@@ -18,7 +18,7 @@ pub use plugin_config::dhcp::SOCKET;
 /// Bytes after each message. This protocol ignores them. The Go plugin's daemon is an HTTP server: for it they end the
 /// request, which it then rejects at once instead of waiting for more.
 const END: &[u8] = b"\r\n\r\n";
-/// Maximum message in bytes.
+/// Maximum message size in bytes.
 const MESSAGE_MAX: usize = 1 << 20;
 
 /// Request to the daemon.

@@ -26,7 +26,7 @@ enum Cause {
     Exceeded(String),
 }
 
-/// Error kinds that callers need to tell apart.
+/// Kind of an error, as far as callers need to tell errors apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The object does not exist (ENODEV, ENOENT, ENOTDIR, ESRCH, ENXIO, EADDRNOTAVAIL).

@@ -25,14 +25,14 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of attempts for an interrupted dump; the last one is used as it is.
 pub const DUMP_TRIES: usize = 5;
 
-/// Initial receive buffer in bytes. A link with many alternative names may need more; then the buffer grows, and the
+/// Initial receive buffer size in bytes. A link with many alternative names may need more; then the buffer grows, and the
 /// request is repeated.
 const RECEIVE_SIZE: usize = 64 * 1024;
 
-/// Maximum datagram to receive, in bytes.
+/// Maximum size of a datagram to receive, in bytes.
 const RECEIVE_MAX: usize = 16 << 20;
 
-/// Maximum datagram that fits into a socket's default send buffer, in bytes.
+/// Maximum size of a datagram that fits into a socket's default send buffer, in bytes.
 const ORDINARY_DATAGRAM: usize = 64 * 1024;
 
 /// Maximum number of requests in one datagram. About 270 acknowledgements fit into a socket's default receive buffer;

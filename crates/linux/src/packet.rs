@@ -21,7 +21,7 @@ use socket2::{SockFilter, SockRef};
 
 use crate::error::Error;
 
-/// Maximum frame to receive, in bytes; longer frames are cut.
+/// Maximum length of a received frame in bytes; longer frames are cut.
 const FRAME_MAX: usize = 9216;
 
 /// Data received from a socket.

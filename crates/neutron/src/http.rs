@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use crate::error::{Cause, Error};
 
-/// Maximum response in bytes, enough for ten thousand ports.
+/// Maximum response size in bytes, enough for ten thousand ports.
 const ANSWER_MAX: usize = 32 << 20;
 /// Timeout for establishing a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::port::{self, Port};
 use crate::primitive::{Data, Object, list, object, open};
 
-/// Maximum interface name that Kuryr assigns, in bytes.
+/// Maximum length of the interface names that Kuryr assigns, in bytes.
 const NAME_LENGTH: usize = 14;
 
 /// Port description for the node.

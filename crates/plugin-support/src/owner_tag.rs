@@ -19,9 +19,9 @@ use crate::hash::hashed;
 /// First word in every tag.
 const MAKER: &str = "weft";
 
-/// Maximum link alias in bytes (`IFALIASZ` without the terminator).
+/// Maximum length of a link alias in bytes (`IFALIASZ` without the terminator).
 pub const ALIAS_MAX: usize = 255;
-/// Maximum packet-filter comment in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
+/// Maximum length of a packet-filter comment in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
 pub const COMMENT_MAX: usize = 128;
 
 /// Bytes that the `~` and the hash take at the end of a cut network name.

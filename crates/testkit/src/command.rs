@@ -20,7 +20,7 @@ use crate::world::World;
 /// Default deadline.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Maximum program output in bytes; more fails the test.
+/// Maximum size of a program's output in bytes; more fails the test.
 const OUTPUT_LIMIT: usize = 64 << 20;
 
 /// `PIPE_BUF`: how many bytes a writable pipe accepts without blocking; pipe(7).

@@ -37,10 +37,10 @@ pub const DIRECTORY: &str = "/var/lib/cni";
 
 const KIND: &str = "cniCacheV1";
 
-/// Maximum entry in bytes; it contains a configuration in base64, the arguments and the result.
+/// Maximum size of an entry in bytes. It contains a configuration in base64, the arguments and the result.
 const ENTRY_MAX: u64 = 4 * DOCUMENT_MAX as u64;
 
-/// Maximum file name in bytes.
+/// Maximum length of a file name in bytes.
 const FILE_NAME_MAX: usize = 255;
 
 /// Cache in one directory.

@@ -28,7 +28,7 @@ use crate::invoke::{Invoke, read_error};
 use crate::name::PluginType;
 use crate::object::DOCUMENT_MAX;
 
-/// Maximum output on stdout in bytes, the same as for any JSON document.
+/// Maximum size of the output on stdout in bytes, the same as for any JSON document.
 pub const STDOUT_MAX: usize = DOCUMENT_MAX;
 
 /// Number of bytes that are kept from the end of stderr.

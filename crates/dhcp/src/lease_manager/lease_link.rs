@@ -16,7 +16,7 @@ use crate::v6;
 use crate::v6::V6Request;
 use crate::v6::identity::Identity as Identity6;
 
-/// Maximum client identity in bytes, without the type byte.
+/// Maximum length of a client identity in bytes, without the type byte.
 const IDENTITY_MAX: usize = 254;
 
 /// Link that uses a lease, together with its namespace.

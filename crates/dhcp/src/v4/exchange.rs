@@ -44,7 +44,7 @@ const STACK: usize = 64 * 1024;
 const REQUESTS: u32 = 3;
 /// Timeout for resolving the server's MAC address before a release.
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_millis(200);
-/// Maximum message that the client accepts, in bytes.
+/// Maximum size of a message that the client accepts, in bytes.
 const SIZE_MAX: u16 = 1500;
 
 /// Client timeouts, from the daemon's flags.

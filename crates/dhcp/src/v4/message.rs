@@ -18,7 +18,7 @@ pub use plugin_config::dhcp::v4::option;
 const FIXED: usize = 236;
 /// Magic cookie at the start of the options.
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// Minimum message that every relay forwards, in bytes.
+/// Minimum message size that every relay forwards, in bytes.
 const SHORTEST: usize = 300;
 /// Fields that can contain further options: file, then server name.
 const FILE: std::ops::Range<usize> = 108..236;

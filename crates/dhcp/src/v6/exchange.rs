@@ -37,11 +37,11 @@ const CLIENT_PORT: u16 = 546;
 const SERVER_PORT: u16 = 547;
 /// Multicast group `All_DHCP_Relay_Agents_and_Servers`.
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
-/// Maximum datagram in bytes; a longer one is truncated and therefore invalid.
+/// Maximum datagram size in bytes; a longer one is truncated and therefore invalid.
 const DATAGRAM_MAX: usize = 9216;
 /// Pause before the port is tried again while another exchange uses it.
 const PORT_RETRY: Duration = Duration::from_millis(10);
-/// Maximum server DUID in bytes.
+/// Maximum length of a server DUID in bytes.
 const SERVER_MAX: usize = 130;
 /// Preference that makes the client accept an offer at once.
 const PREFERRED: u8 = 255;

@@ -23,7 +23,7 @@ pub const INFINITE: u32 = u32::MAX;
 
 /// REPLY options that are stored with the association, once each.
 const KEPT: &[u16] = &[option::SERVER, option::NAME_SERVERS, option::DOMAIN_SEARCH];
-/// Maximum stored option in bytes.
+/// Maximum size of a stored option in bytes.
 const KEPT_MAX: usize = 1024;
 
 /// Granted lease.

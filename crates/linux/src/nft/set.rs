@@ -43,7 +43,7 @@ const DATA_BYTE_ORDER: u8 = 1;
 const OF_THIS_MACHINE: u32 = 1;
 const OF_THE_NETWORK: u32 = 2;
 
-/// Approximate maximum for a message with elements, in bytes, because an attribute has at most 64 KiB.
+/// Approximate size limit for a message with elements, in bytes, because an attribute has at most 64 KiB.
 pub(super) const PIECE: usize = 32 * 1024;
 
 /// Field type.
