@@ -300,7 +300,7 @@ pub fn reconciliations(nodes: &Nodes, port: u16) -> u64 {
     found.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Creates a pool whose blocks have `2^bits` addresses; returns its name.
+/// Creates a pool whose blocks have `2^bits` addresses; returns the name.
 #[track_caller]
 pub fn pool(nodes: &Nodes, range: &str, bits: u8) -> String {
     let name = range.replace([':', '/'], "-");

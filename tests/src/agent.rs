@@ -174,7 +174,7 @@ impl Agent {
         self.kube.apply(&definition.to_string());
     }
 
-    /// Creates a pod on this node with these annotations; returns its uid.
+    /// Creates a pod on this node with these annotations; returns the uid.
     #[track_caller]
     pub fn pod(&self, name: &str, annotations: &Value) -> String {
         self.kube

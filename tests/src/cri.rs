@@ -310,7 +310,7 @@ impl Cri {
         Cri { socket: socket.to_owned() }
     }
 
-    /// Runs a sandbox; returns its id.
+    /// Runs a sandbox; returns the id.
     ///
     /// # Errors
     /// The runtime's message.

@@ -161,7 +161,7 @@ impl Kube {
         Arc::clone(&self.machine)
     }
 
-    /// Writes a kubeconfig that uses the client certificate with this name; returns its path.
+    /// Writes a kubeconfig that uses the client certificate with this name; returns the path.
     #[track_caller]
     pub fn kubeconfig_for_certificate(&self, name: &str) -> String {
         let file = |end: &str| self.pki(&format!("{name}.{end}"));
@@ -319,7 +319,7 @@ impl Kube {
         text(&self.parts.join("pki").join(name)).to_owned()
     }
 
-    /// Writes a kubeconfig with these credentials; returns its path.
+    /// Writes a kubeconfig with these credentials; returns the path.
     #[track_caller]
     pub fn configuration(&self, name: &str, user: &Value) -> String {
         let path = format!("{CONFIGURATIONS}/{name}");
@@ -389,7 +389,7 @@ impl Kube {
         kubectl.args(words).stdin(stdin).deadline(crate::machine::TIMEOUT).finish()
     }
 
-    /// Runs `kubectl`, which must succeed; returns its standard output.
+    /// Runs `kubectl`, which must succeed; returns the standard output.
     #[track_caller]
     pub fn kubectl<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> String {
         self.attempt(words, "").success().stdout

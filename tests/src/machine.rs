@@ -143,7 +143,7 @@ impl Machine {
         self.host.command("nsenter").args(["--target", &id]).args(namespaces).args(["--", program])
     }
 
-    /// Runs a program inside, which must succeed; returns its standard output.
+    /// Runs a program inside, which must succeed; returns the standard output.
     #[track_caller]
     pub fn run<'a>(&self, line: impl IntoIterator<Item = &'a str>) -> String {
         self.attempt(line).success().stdout

@@ -117,7 +117,7 @@ impl Neutron {
         format!("{DIRECTORY}/ovn/{chassis}/db.sock")
     }
 
-    /// Runs `ovs-vsctl` on a chassis and returns its output.
+    /// Runs `ovs-vsctl` on a chassis and returns the output.
     #[track_caller]
     pub fn ovs(&self, chassis: &str, words: &[&str]) -> String {
         let database = format!("--db=unix:{}", self.ovsdb(chassis));

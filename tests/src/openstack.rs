@@ -212,7 +212,7 @@ impl OpenStack {
         subnet
     }
 
-    /// Creates a pod that is bound to a node and selects these networks; returns its uid.
+    /// Creates a pod that is bound to a node and selects these networks; returns the uid.
     #[track_caller]
     pub fn pod(&self, node: &str, name: &str, networks: &str) -> String {
         self.kube.attempt(["create", "-f", "-"], &manifest(node, name, networks).to_string()).success();

@@ -140,7 +140,7 @@ fn many(work: impl Fn(&str) -> Result<Duration, Failure> + Sync) -> Result<(Time
     Ok((Times::new(times.concat()), whole))
 }
 
-/// Writes a configuration whose address store holds this many addresses; returns its path.
+/// Writes a configuration whose address store holds this many addresses; returns the path.
 fn holding(setting: &Setting, pool: &str, held: u64) -> Result<PathBuf, Failure> {
     // Each pool has its own directory, because pools that have the same range in one directory avoid each other's
     // addresses.

@@ -31,7 +31,7 @@ const FILE_MAX: u64 = 16 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Store(PathBuf);
 
-/// Extension for temporary files.
+/// Extension for temporary files, which are renamed when they are complete.
 const TEMPORARY: &str = "new";
 
 /// Network as stored.

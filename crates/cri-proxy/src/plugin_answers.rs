@@ -21,7 +21,7 @@ const ANSWERS_MAX: usize = 20_000;
 /// Result with the time at which it was obtained; `None` before the first one.
 type Answer = Mutex<Option<(Instant, Result<(), Error>)>>;
 
-/// Cached results by key.
+/// Cached results by key, for example `check CONTAINER net1`.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     known: Mutex<BTreeMap<String, Arc<Answer>>>,

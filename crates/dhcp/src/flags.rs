@@ -27,25 +27,26 @@ const KNOWN: [&str; 8] = [
 /// Validated flags.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// Absolute path of the PID file.
+    /// `-pidfile`: absolute path of the PID file, for example `/run/dhcp.pid`.
     pub pidfile: Option<PathBuf>,
-    /// Prefix that is put in front of the paths that runtimes pass, and of the socket path.
+    /// `-hostprefix`: put in front of the paths that runtimes pass and of the socket path, for example `/host` if the
+    /// daemon runs in a pod that mounts the host there.
     pub host_prefix: String,
-    /// Socket path.
+    /// `-socketpath`: path on which the daemon listens.
     pub socket: PathBuf,
-    /// Lease file; by default next to the socket.
+    /// `-statefile`: lease file; by default next to the socket.
     pub state: Option<PathBuf>,
-    /// Whether servers should broadcast their answers.
+    /// `-broadcast`: whether servers should broadcast their answers (default: no).
     pub broadcast: bool,
-    /// Maximum wait for one answer.
+    /// `-timeout`: maximum wait for one answer (default: 10 s).
     pub timeout: Duration,
-    /// Maximum time between two messages.
+    /// `-resendmax`: maximum time between two messages (default: 62 s).
     pub resend_max: Duration,
-    /// Maximum time for acquiring a lease.
+    /// `-resendtimeout`: maximum time for acquiring a lease (default: 208 s).
     pub resend_timeout: Duration,
-    /// Whether to take over leases from the Go plugin's daemon.
+    /// `-takeover`: whether to take over leases from the Go plugin's daemon (default: yes).
     pub takeover: bool,
-    /// libcni cache directories in which attachments are recorded, each with a `results` directory.
+    /// `-cachedirs`: libcni cache directories in which attachments are recorded, each with a `results` directory.
     pub caches: Vec<PathBuf>,
 }
 

@@ -31,10 +31,10 @@ impl Netns {
         Command::new(&self.world, program.as_ref())
     }
 
-    /// Runs a program that must succeed; returns its standard output.
+    /// Runs a program that must succeed; returns the standard output.
     ///
     /// # Panics
-    /// The program fails; the message contains its output.
+    /// The program fails; the message contains the output.
     #[track_caller]
     pub fn run<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> String {
         self.attempt(line).success().stdout

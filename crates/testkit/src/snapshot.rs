@@ -55,7 +55,7 @@ impl Snapshot {
         Snapshot { entries: entries.0 }
     }
 
-    /// Lists what a later snapshot has changed, one difference per line; empty if it is equal.
+    /// Lists how a later snapshot differs, one difference per line, for example `+ link veth0 …`; empty if it is equal.
     ///
     /// `+` is new, `-` is gone, `~` has another value.
     #[must_use]

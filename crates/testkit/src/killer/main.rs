@@ -212,7 +212,7 @@ impl Watched {
         }
     }
 
-    /// Counts the call that `pid` is about to make; returns its name if the program must be killed before it.
+    /// Counts the call that `pid` is about to make; returns the name if the program must be killed before it.
     fn counted(&mut self, pid: Pid) -> Option<&'static str> {
         let number = call_of(pid)?;
         let (_, name) = EFFECTS.iter().find(|(known, _)| *known == number)?;
