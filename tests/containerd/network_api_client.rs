@@ -343,7 +343,7 @@ fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str
             "config.networks[0].parameters[\"bandwidth\"]",
         ),
         (on(Value::from(many)), "INVALID_ARGUMENT", "config.networks"),
-        (host_network, "INVALID_ARGUMENT", "the network of its node"),
+        (host_network, "INVALID_ARGUMENT", "uses the host network"),
         (reserved, "INVALID_ARGUMENT", "config.annotations[\"weft.dev/attachments\"]"),
         (both, "INVALID_ARGUMENT", "config.annotations[\"weft.dev/networks\"]"),
         (annotated, "INVALID_ARGUMENT", "config.annotations[\"weft.dev/networks\"]"),

@@ -214,7 +214,7 @@ fn dhcp_v6_gc_returns_in_time_without_server_and_continues() {
     wait("the other leases are released", || count(&host, STATE, "ifname") == 1);
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(count(&host, STATE, "net7"), 1, "the attachment keeps its lease");
-    assert_eq!(count(&host, DAEMON_LOG, "Release 2001:db8::"), all.len() - 1);
+    assert_eq!(count(&host, DAEMON_LOG, "release 2001:db8::"), all.len() - 1);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn dhcp_v6_lease_can_be_released_during_its_renewal() {
     std::thread::sleep(Duration::from_secs(2));
     wait("the daemon sends a renewal", || pod.run(["ss", "-lun"]).contains(":546 "));
     eth0.del(&ipv6_only()).success();
-    assert_eq!(count(&host, DAEMON_LOG, "Release 2001:db8::"), 1, "{:?}", host.read(DAEMON_LOG));
+    assert_eq!(count(&host, DAEMON_LOG, "release 2001:db8::"), 1, "{:?}", host.read(DAEMON_LOG));
 }
 
 #[test]

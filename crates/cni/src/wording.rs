@@ -34,7 +34,7 @@ pub fn syntax_error(text: &[u8], cause: &serde_json::Error) -> String {
     }
     let (line, column) = (cause.line(), cause.column());
     if !cause.is_syntax() && !cause.is_eof() {
-        return format!("a value has another form than expected at line {line} column {column}");
+        return format!("a value does not have the expected form at line {line} column {column}");
     }
     let at = offset(text, line, column);
     let why = match cause.is_eof() {
@@ -120,7 +120,7 @@ fn unexpected(text: &[u8], at: usize) -> Option<String> {
         '\u{2018}'..='\u{201f}' | '\u{00ab}' | '\u{00bb}' => {
             Some(format!("{character} is a typographic quotation mark: write \" instead"))
         }
-        '\'' => words("' is no quotation mark of JSON: write \" instead"),
+        '\'' => words("' is not a quotation mark in JSON: write \" instead"),
         '#' => words("JSON has no comments: remove everything from # to the end of the line"),
         _ if in_comment => words("JSON has no comments: remove it"),
         '}' | ']' if previous == Some(b',') => {
@@ -203,8 +203,8 @@ mod tests {
         for (text, expected) in [
             ("{\"a\": 1,}", "there is a comma before }: remove the comma at line 1 column 9"),
             ("[1,\n]", "there is a comma before ]: remove the comma at line 2 column 1"),
-            ("{'a': 1}", "' is no quotation mark of JSON: write \" instead at line 1 column 2"),
-            ("{\"a\": 'b'}", "' is no quotation mark of JSON: write \" instead at line 1 column 7"),
+            ("{'a': 1}", "' is not a quotation mark in JSON: write \" instead at line 1 column 2"),
+            ("{\"a\": 'b'}", "' is not a quotation mark in JSON: write \" instead at line 1 column 7"),
             ("{“a”: 1}", "“ is a typographic quotation mark: write \" instead at line 1 column 2"),
             ("{\"a\": “b”}", "“ is a typographic quotation mark: write \" instead at line 1 column 7"),
             ("{\"a\": 1 // one\n}", "JSON has no comments: remove it at line 1 column 9"),
@@ -268,7 +268,7 @@ mod tests {
             assert!(!words.iter().any(|word| why.contains(word)), "{text}: {why}");
         }
         let form = serde_json::from_str::<Vec<u8>>("[\"x\"]").unwrap_err();
-        assert_eq!(syntax_error(b"", &form), "a value has another form than expected at line 1 column 4");
+        assert_eq!(syntax_error(b"", &form), "a value does not have the expected form at line 1 column 4");
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl HttpBody for Edited {
                     self.ended = true;
                     self.held.clear();
                     let status = Status::resource_exhausted(format!(
-                        "the message of the runtime is larger than {MESSAGE_MAX} bytes"
+                        "the runtime sent a message larger than {MESSAGE_MAX} bytes"
                     ));
                     return Poll::Ready(Some(Ok(Frame::trailers(relay::trailers(&status)))));
                 }

@@ -215,9 +215,8 @@ impl Calls {
             return Ok((message, Admitted::Default(held)));
         }
         if self.owner == NetworkOwner::Runtime {
-            let why = "the runtime attaches the networks of sandboxes itself";
-            let cure =
-                "start the proxy with --runtime-networks DIR, the CNI configuration directory of the runtime";
+            let why = "the runtime attaches sandbox networks itself";
+            let cure = "start the proxy with --runtime-networks DIR, where DIR is the runtime's CNI configuration directory";
             return Err(Status::failed_precondition(format!("config.networks: {why}: {cure}")));
         }
         let names = attachments.iter().map(|attachment| Name::read(&attachment.network)).collect();

@@ -82,7 +82,7 @@ pub struct Arguments {
     /// Path to the socket for CRI clients
     #[arg(long, default_value = PROXY_SOCKET, value_name = "PATH")]
     listen: PathBuf,
-    /// Path to the socket of the container runtime
+    /// Path to the container runtime's socket
     #[arg(long, default_value = "/run/containerd/containerd.sock", value_name = "PATH")]
     runtime: PathBuf,
     /// CNI configuration directory of the container runtime, to which the proxy adds its own list (default: the runtime
@@ -92,26 +92,26 @@ pub struct Arguments {
     /// CNI configuration directory whose first network becomes the network _fallback
     #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
     fallback: PathBuf,
-    /// Network of sandboxes that request none (default: _fallback, the first network on disk)
+    /// Network for sandboxes that request none (default: _fallback, the first network on disk)
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     default_network: Option<String>,
-    /// Directories of external plugins, separated by colons
+    /// Directories with external plugins, separated by colons
     #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR:DIR")]
     plugins: String,
-    /// Directory of the stored networks
+    /// Directory for stored networks
     #[arg(long, default_value = "/var/lib/weft/networks", value_name = "DIR")]
     store: PathBuf,
-    /// Directory of the journal (cniDir of the meta-plugin)
+    /// Journal directory (the meta-plugin's cniDir)
     #[arg(long, default_value = record::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
-    /// Path to the socket for plan requests of the meta-plugin
+    /// Path to the socket for the meta-plugin's plan requests
     #[arg(long, default_value = PLAN_SOCKET, value_name = "PATH")]
     plan_socket: PathBuf,
-    /// Path to the socket of the node agent, which plans for sandboxes that request no networks (default: no agent)
+    /// Path to the node agent's socket; the agent plans for sandboxes that request no networks (default: no agent)
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
-    /// Refuse sandboxes that request networks, because the proxy does not know network policies; for a node agent with
-    /// --policy
+    /// Reject sandboxes that request networks, because the proxy cannot enforce network policies; set it if the node agent
+    /// runs with --policy
     #[arg(long)]
     policy: bool,
     /// Grace period after the runtime removes a sandbox before it is taken down, in seconds (at least 15)

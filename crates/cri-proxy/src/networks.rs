@@ -328,7 +328,10 @@ impl Networks {
             })
             .collect();
         if let Some(count) = self.running().get(name) {
-            users.push(format!("{count} that are being created"));
+            users.push(match count {
+                1 => "a sandbox that is being created".to_owned(),
+                count => format!("{count} sandboxes that are being created"),
+            });
         }
         Ok(users)
     }
@@ -439,7 +442,7 @@ fn settle_generation(config: &mut NetworkConfig, stored: Option<&NetworkConfig>)
             return refused(&format!("older than the stored generation {}", before.generation));
         }
         equal if equal == before.generation && !same => {
-            return refused("is already stored with another content: a change needs a higher generation");
+            return refused("is already stored with other content: a change needs a higher generation");
         }
         newer => newer,
     };

@@ -82,7 +82,7 @@ fn check_value(key: &str, value: &RawValue, at: &str) -> Result<(), Status> {
 
 fn read<T: DeserializeOwned>(value: &RawValue, at: &str) -> Result<T, Status> {
     if value.get() == "null" {
-        return Err(fault(at, value.get(), "is not a value: omit it"));
+        return Err(fault(at, value.get(), "is not a value: omit the parameter"));
     }
     fold::from_raw(value, at).map_err(|error| Status::invalid_argument(error.to_string()))
 }
@@ -93,7 +93,7 @@ fn check_ips(ips: &[RequestedIp], at: &str) -> Result<(), Status> {
         let address = ip.address;
         let at = format!("{at}[{index}]");
         if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
-            return Err(fault(&at, ip.to_string(), "is not an address of an interface"));
+            return Err(fault(&at, ip.to_string(), "is not an address that an interface can have"));
         }
         if !seen.insert(address) {
             return Err(fault(&at, ip.to_string(), "is a duplicate"));
@@ -111,7 +111,7 @@ fn check_hardware(address: &HardwareAddress, lengths: &[usize], at: &str) -> Res
     }
     let is_group = bytes.len() == 6 && bytes.first().is_some_and(|first| first & 1 == 1);
     if is_group || bytes.iter().all(|byte| *byte == 0) {
-        return Err(fault(at, address.to_string(), "is not an address of a single interface"));
+        return Err(fault(at, address.to_string(), "is not a unicast address"));
     }
     Ok(())
 }
@@ -178,11 +178,7 @@ mod tests {
             (MAC, r#""""#, "p: "),
             (MAC, r#""02:00:00:00:00""#, "p: "),
             (MAC, r#""02:00:00:00:00:0g""#, "p: "),
-            (
-                MAC,
-                r#""01:00:5e:00:00:01""#,
-                "p: \"01:00:5e:00:00:01\": is not an address of a single interface",
-            ),
+            (MAC, r#""01:00:5e:00:00:01""#, "p: \"01:00:5e:00:00:01\": is not a unicast address"),
             (MAC, r#""00:00:00:00:00:00""#, "p: "),
             (MAC, r#""02:00:00:00:00:00:00:07""#, "p: \"02:00:00:00:00:00:00:07\": has 8 bytes"),
             (INFINIBAND_GUID, r#""02:00:00:00:00:07""#, "p: "),

@@ -128,8 +128,9 @@ fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<At
         if node.capabilities.contains(cni::capability::POD_ANNOTATIONS) {
             return Ok(Vec::new());
         }
-        let why = "the runtime does not pass annotations, which contain the requested networks of a sandbox";
-        let cure = "declare the capability io.kubernetes.cri.pod-annotations in the list of the meta-plugin";
+        let why =
+            "the runtime does not pass annotations, so the networks that a sandbox requests are unknown";
+        let cure = "declare the capability io.kubernetes.cri.pod-annotations in the meta-plugin's list";
         return Err(Error::config(why).details(cure));
     };
     let Some(text) = pod.annotations.remove(ATTACHMENTS) else { return Ok(Vec::new()) };

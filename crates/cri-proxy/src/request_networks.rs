@@ -24,7 +24,8 @@ use cri::messages::PodSandboxConfig;
 use cri::network_api::validation::fault;
 use cri::network_api::{FALLBACK, Name, SandboxNetwork, conflist};
 
-/// Annotation with the requested networks, for clients that cannot send the field.
+/// Annotation with the requested networks, for clients that cannot send the field, for example
+/// `[{"network_name": "red"}]`.
 pub(crate) const NETWORKS: &str = "weft.dev/networks";
 /// Annotation in which the attachments travel through the runtime.
 pub(crate) const ATTACHMENTS: &str = "weft.dev/attachments";
@@ -76,7 +77,7 @@ pub(crate) fn attachments(config: &PodSandboxConfig, networks: &Networks) -> Res
     }
     let Some(Source { path, asked }) = source(config)? else { return Ok(Vec::new()) };
     if config.is_on_host() {
-        let why = "the sandbox uses the network of its node: no network can be attached to it";
+        let why = "the sandbox uses the host network: no network can be attached to it";
         return Err(Status::invalid_argument(format!("{path}: {why}")));
     }
     if asked.len() > NETWORKS_MAX {
@@ -106,7 +107,7 @@ fn name(written: &str, path: &str) -> Result<Name, Status> {
     let illegal = illegal.or_else(|| definition_name_fault(&name.name).filter(|_| name.name != FALLBACK));
     match illegal {
         None => Ok(name),
-        Some(why) => Err(fault(path, written, format_args!("is not a name of a network: {why}"))),
+        Some(why) => Err(fault(path, written, format_args!("is not a network name: {why}"))),
     }
 }
 
@@ -260,7 +261,7 @@ mod tests {
             ("[{\"network_name\":7}]", "[0].network_name: 7: expected a string"),
             ("[{\"parameters\":[]}]", "[0].parameters: []: expected an object"),
             ("[{\"network\":\"a\"}]", "unknown key \"network\"; the keys are interfaceName, "),
-            ("[{\"network_name\":null}]", "a value has another form than expected at line 1"),
+            ("[{\"network_name\":null}]", "a value does not have the expected form at line 1"),
         ] {
             let annotations = [(NETWORKS.to_owned(), text.to_owned())].into_iter().collect();
             let error = source(&PodSandboxConfig { annotations, ..PodSandboxConfig::default() }).err();

@@ -61,7 +61,7 @@ pub fn write(directory: &Path, values: &RuntimeNetwork<'_>) -> Result<(), Failur
         Ok(there) if there == text.as_bytes() => return Ok(()),
         Ok(there) if !is_ours(&there) => {
             return Err(Failure::new(format!(
-                "runtime's network {}: is the file of another project",
+                "runtime's network {}: the file belongs to another project",
                 path.display()
             ))
             .next("remove it when no pod that it attached remains, or use another directory"));

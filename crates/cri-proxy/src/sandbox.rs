@@ -39,7 +39,7 @@ pub(super) async fn checked(
     }
     let (parts, body) = answer.into_parts();
     let whole = Limited::new(Relayed::of(body), MESSAGE_MAX).collect().await;
-    let whole = whole.map_err(|cause| Status::internal(format!("response of the runtime: {cause}")))?;
+    let whole = whole.map_err(|cause| Status::internal(format!("runtime response: {cause}")))?;
     let trailers = whole.trailers().cloned();
     let bytes = whole.to_bytes();
     if let Some(id) = missing_in_journal(&bytes, journal) {

@@ -66,7 +66,7 @@ impl MessageReceiver {
             let stalled = slot.as_ref().map(|_| Instant::now() + self.stall_max);
             let frame = timeout_at(stalled.map_or(until, |stalled| stalled.min(until)), body.frame()).await;
             let frame = frame.map_err(|_| {
-                Status::deadline_exceeded(format!("the request stalls after {} bytes", held.len()))
+                Status::deadline_exceeded(format!("the request stalled after {} bytes", held.len()))
             })?;
             let Some(frame) = frame else { return message(held.freeze()) };
             let frame = frame.map_err(|cause| Status::cancelled(cause.to_string()))?;
@@ -98,7 +98,7 @@ fn message(mut held: Bytes) -> Result<Bytes, Status> {
     match held.len() {
         held_length if held_length == length => Ok(held),
         held_length => Err(Status::invalid_argument(format!(
-            "the request announces a message of {length} bytes and contains {held_length}"
+            "the request announces a message of {length} bytes but contains {held_length}"
         ))),
     }
 }

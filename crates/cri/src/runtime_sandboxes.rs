@@ -116,9 +116,9 @@ pub async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes
         let listed = list(&socket).await;
         match (&listed, failing) {
             (Err(error), false) => {
-                warn!(socket = %socket.display(), %error, "failed to list sandboxes of the runtime");
+                warn!(socket = %socket.display(), %error, "failed to list the sandboxes that the runtime has");
             }
-            (Ok(_), true) => info!(socket = %socket.display(), "sandboxes of the runtime listed again"),
+            (Ok(_), true) => info!(socket = %socket.display(), "runtime lists its sandboxes again"),
             _ => {}
         }
         failing = listed.is_err();

@@ -119,9 +119,7 @@ fn listener(path: &Path) -> Result<(UnixListener, bool), Error> {
         let refused =
             |why: &str| Err(Error::new(code::IO_FAILURE, format!("listen on {}: {why}", path.display())));
         if !there.file_type().is_socket() {
-            return refused(
-                "a file that is no socket is there; remove it, or name another path with -socketpath",
-            );
+            return refused("this file is not a socket; remove it, or choose another path with -socketpath");
         }
         match UnixStream::connect(path) {
             Err(cause) if cause.kind() == ErrorKind::ConnectionRefused => {}

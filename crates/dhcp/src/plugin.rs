@@ -99,7 +99,7 @@ fn owner(config: &Config, who: &Attachment) -> Owner {
     }
 }
 
-/// Internal error code for "no daemon listens". It never leaves the plugin; DEL treats it as success.
+/// Internal error code for "no daemon listens". It never leaves the plugin; DEL and GC treat it as success.
 const NO_DAEMON: u32 = 100;
 
 /// Accepts that there is no daemon: the lease then expires.
@@ -123,7 +123,9 @@ fn request_lease(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) 
         DaemonAnswer::Lease(value) => {
             Success::from_value(&value, Version::LATEST).map(|(_, success)| success)
         }
-        other => Err(Error::internal(format!("the daemon answered {other:?}"))),
+        DaemonAnswer::Done | DaemonAnswer::Refused(_) => {
+            Err(Error::internal("the daemon answered a lease request without a lease"))
+        }
     }
 }
 

@@ -312,7 +312,7 @@ struct Return(File);
 impl Drop for Return {
     fn drop(&mut self) {
         if let Err(errno) = enter(&self.0) {
-            eprintln!("return to the own network namespace: {errno}");
+            eprintln!("return to this thread's network namespace: {errno}");
             std::process::abort();
         }
     }

@@ -73,7 +73,7 @@ impl Http {
     ) -> Result<Answer, Error> {
         let what = || format!("{method} {uri}");
         let unreachable = |why: String| Error::new(what(), Cause::Unreachable(why));
-        let address: Uri = uri.parse().map_err(|_| Error::configuration(what(), "not a URL of a server"))?;
+        let address: Uri = uri.parse().map_err(|_| Error::configuration(what(), "not a server URL"))?;
         let mut request = Request::builder().method(method).uri(address).header(ACCEPT, "application/json");
         request = request.header(USER_AGENT, concat!("weft/", env!("CARGO_PKG_VERSION")));
         for (name, value) in headers {

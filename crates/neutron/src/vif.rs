@@ -129,7 +129,7 @@ pub enum DecodeError {
     #[error("not JSON at line {}, column {}", .0.line(), .0.column())]
     Json(#[from] serde_json::Error),
     /// The value is not an os_vif object.
-    #[error("not an object of os_vif")]
+    #[error("not an os_vif object")]
     NotAnObject,
     /// The object is not a VIF.
     #[error("{object} is not a VIF")]

@@ -51,7 +51,7 @@ pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
 /// Answers a call that names none of these plugins with a hint; returns exit code 1.
 pub fn refuse<'a>(names: impl Iterator<Item = &'a str>, advice: &str) -> ExitCode {
     let names: Vec<&str> = names.collect();
-    let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
+    let why = format!("no plugin with this name: call this program as one of {}", names.join(", "));
     match Environment::of_process().command.as_str() {
         "" => deliver(&Answer { stdout: Vec::new(), stderr: format!("{why}\n"), success: false }),
         _ => deliver(&Answer::failed(&Error::new(code::INVALID_ENVIRONMENT, why).details(advice))),

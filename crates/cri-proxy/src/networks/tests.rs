@@ -162,7 +162,7 @@ async fn unreadable_network_is_removed_by_name_and_does_not_return() {
     // Networks whose users are unknown count as in use.
     let held = networks.hold(vec![name]);
     let refused = networks.remove(metadata("red"), true).await.unwrap_err();
-    assert!(refused.message().contains("in use by 1 that are being created"), "{refused:?}");
+    assert!(refused.message().contains("in use by a sandbox that is being created"), "{refused:?}");
     drop(held);
     networks.remove(metadata("red"), false).await.unwrap();
     assert!(!file.exists(), "the network would return once the file is readable");

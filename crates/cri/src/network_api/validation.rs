@@ -57,7 +57,7 @@ pub fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Name, Stat
     };
     let NetworkMetadata { name, namespace, uid, generation: _ } = metadata;
     if name == FALLBACK {
-        let why = "this network is that of the configurations on disk: change its file";
+        let why = "this network comes from the CNI configuration directory: change its file there";
         return Err(fault(&format!("{path}.name"), name, why));
     }
     if let Some(why) = definition_name_fault(name) {
@@ -120,7 +120,7 @@ fn check_list(cni: &CniConfig, name: &Name) -> Result<(), Status> {
     };
     NetworkName::new(named).map_err(|error| fault(&at, named, error))?;
     if plugins.is_empty() || plugins.len() > PLUGINS_MAX {
-        let why = format!("must be from 1 to {PLUGINS_MAX} plugins");
+        let why = format!("must have 1 to {PLUGINS_MAX} plugins");
         return Err(fault(&format!("{path}.plugins"), plugins.len(), why));
     }
     plugins.iter().enumerate().try_for_each(|(index, plugin)| check_plugin(plugin, index))
@@ -143,7 +143,7 @@ fn check_plugin(plugin: &CniPlugin, index: usize) -> Result<(), Status> {
         let at = format!("{path}.capabilities[{place}]");
         let legal = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
         if capability.is_empty() || capability.len() > WORD_MAX || !capability.chars().all(legal) {
-            return Err(fault(&at, capability, "is not a name of a capability"));
+            return Err(fault(&at, capability, "is not a capability name"));
         }
         if !seen.insert(capability) {
             return Err(fault(&at, capability, "is a duplicate"));
@@ -185,14 +185,14 @@ fn check_ranges(written: &[IpRange], capabilities: &BTreeSet<String>) -> Result<
         return Err(fault("config.ip_ranges", written.len(), format_args!("must be at most {RANGES_MAX}")));
     }
     if !capabilities.contains(IP_RANGES) {
-        let why = "no plugin declares the capability ipRanges, so they would have no effect";
+        let why = "no plugin declares the capability ipRanges, so the ranges would have no effect";
         return Err(fault("config.ip_ranges", written.len(), why));
     }
     let (mut sets, mut ranges): (Vec<Vec<IpNet>>, Vec<Vec<Range>>) = (Vec::new(), Vec::new());
     for (index, IpRange { cidr }) in written.iter().enumerate() {
         let path = format!("config.ip_ranges[{index}].cidr");
         let subnet: IpNet =
-            cidr.parse().map_err(|_| fault(&path, cidr, "must be a prefix, as 10.1.0.0/24"))?;
+            cidr.parse().map_err(|_| fault(&path, cidr, "must be a prefix, for example 10.1.0.0/24"))?;
         if subnet.addr() != subnet.network() {
             return Err(fault(&path, cidr, format_args!("has host bits: the prefix is {}", subnet.trunc())));
         }

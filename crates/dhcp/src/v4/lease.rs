@@ -56,7 +56,7 @@ impl Lease {
         }
         let address = match Ipv4Net::with_netmask(ack.yours, mask) {
             Ok(address) if address.prefix_len() > 0 => address,
-            _ => return Err(fault(&format!("{mask} is no subnet mask"))),
+            _ => return Err(fault(&format!("{mask} is not a subnet mask"))),
         };
         let whole = ack.seconds(option::LEASE_TIME);
         let expiry = match whole {

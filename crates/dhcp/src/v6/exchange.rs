@@ -386,10 +386,8 @@ impl Client<'_> {
             }
         }
         let Lease { address, .. } = lease;
-        Err(Error::new(
-            code::TRY_AGAIN_LATER,
-            format!("{kind:?} {address}: the DHCPv6 server did not answer"),
-        ))
+        let what = if kind == Kind::Decline { "decline" } else { "release" };
+        Err(Error::new(code::TRY_AGAIN_LATER, format!("{what} {address}: the DHCPv6 server did not answer")))
     }
 
     // === messages ===

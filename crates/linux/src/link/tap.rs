@@ -75,7 +75,7 @@ fn create_labelled(tap: &NewTap<'_>, context: &str) -> Result<(), Error> {
     choose(context).map_err(|cause| Error::io(format!("choose context {context:?}"), &cause))?;
     let ended = command.output();
     // An empty line restores the default for later programs.
-    choose("\n").map_err(|cause| Error::io("return to the own context", &cause))?;
+    choose("\n").map_err(|cause| Error::io("return to this thread's SELinux context", &cause))?;
     let ended =
         ended.map_err(|cause| Error::io(format!("{}: start `ip` of iproute2", operation()), &cause))?;
     match ended.status.success() {

@@ -324,7 +324,7 @@ impl Nft {
         let answers = self.socket.dump_within(left, 0, request).map_err(|failure| failure.of(operation()))?;
         answers.ok_or_else(|| {
             let why = format!(
-                "the lists of this namespace have more than {bytes_max} bytes, or take more than {time_max:?}"
+                "this namespace's lists have more than {bytes_max} bytes, or take more than {time_max:?}"
             );
             Error::exceeded(operation(), why)
         })

@@ -261,7 +261,7 @@ async fn message_that_is_no_request_of_this_version_is_refused() {
         (framed(r#"{"version":2,"request":{"dance":{}}}"#), "message of version 2"),
         (
             framed(r#"{"version":1,"request":{"dance":{}}}"#),
-            "decode message: a value has another form than expected",
+            "decode message: a value does not have the expected form",
         ),
         (framed("parcel"), "decode message"),
         (frame::encode(&Request::ClientAlive).unwrap(), "begins no exchange"),

@@ -522,7 +522,7 @@ fn annotation_fault_names_the_cure() {
         (r#"["net-a"]"#, "write {\"name\": …}"),
         (r#"[{"name":"default/net-a"}]"#, r#"write "namespace": "default" and "name": "net-a""#),
         (r#"[{"name":"net-a@net7"}]"#, r#"write "name": "net-a" and "interface": "net7""#),
-        (r#"[{'name':'net-a'}]"#, "' is no quotation mark of JSON"),
+        (r#"[{'name':'net-a'}]"#, "' is not a quotation mark in JSON"),
         (r#"[{“name”:“net-a”}]"#, "“ is a typographic quotation mark"),
         (r#"[{"name":"net-a",}]"#, "remove the comma"),
         (r#"[{"name":"net-a","ips":"10.0.0.5/24"}]"#, r#"must be a list: write ["10.0.0.5/24"]"#),
