@@ -26,12 +26,12 @@ const CHART: &str = "comparison.svg";
 
 /// Rows in the README: the text, and what was measured.
 const HEADLINES: [(&str, &str); 6] = [
-    ("ADD of a pod with the default network and three others", "pod with 3 networks more ADD, API server"),
+    ("attach a pod to the default network and three more", "pod with 3 networks more ADD, API server"),
     ("32 such pods at once", "32 pods at once, 3 networks more, API server"),
-    ("320 such pods in a row, 8 at a time", "320 pods, 3 networks more, in a row, API server"),
-    ("an address of a pool of the cluster", "weft-ipam ADD, pool of the cluster"),
-    ("ADD of `bridge` with `host-local`", "bridge + host-local ADD"),
-    ("plugins on the node", "plugins on the node"),
+    ("320 such pods, eight starting at once", "320 pods, 3 networks more, in a row, API server"),
+    ("allocate an address from a cluster-wide pool", "weft-ipam ADD, pool of the cluster"),
+    ("one ADD of `bridge` with `host-local`", "bridge + host-local ADD"),
+    ("plugin programs on a node", "plugins on the node"),
 ];
 
 /// Columns in the README: the program, and its name in the result rows.
@@ -97,7 +97,7 @@ impl Results {
             let _ = writeln!(text, "```sh\n{command}\n```\n");
             let _ = writeln!(
                 text,
-                "- weft {weft} beside {peers}\n- {machine}\n- load of the machine at the start: {load}\n"
+                "- weft {weft} beside {peers}\n- {machine}\n- load average before the run: {load}\n"
             );
             let _ = writeln!(text, "| {} |\n|---|---|---|---|---|", Row::HEAD.join(" | "));
             for row in rows {
@@ -126,8 +126,7 @@ impl Results {
 
     /// Returns the README's table and chart.
     fn headline_table(&self) -> String {
-        let mut runs = self.runs_of_headlines().peekable();
-        let Some(Run { weft, machine, .. }) = runs.peek() else { return String::new() };
+        let Some(Run { weft, .. }) = self.runs_of_headlines().next() else { return String::new() };
         let columns = COLUMNS.map(|(program, _)| program).join(" | ");
         let mut text = format!("| | weft {weft} | {columns} |\n|---|---|---|---|---|---|\n");
         for Headline { name, rows } in self.headlines() {
@@ -141,15 +140,7 @@ impl Results {
             }
             text.push('\n');
         }
-        let machine = machine.clone();
-        let commands: Vec<String> =
-            runs.map(|run| format!("`{}`\n(load at its start: {})", run.command, run.load)).collect();
-        let _ = writeln!(
-            text,
-            "\n![{}](docs/images/{CHART})\n\nMedians of {}, on\n{machine}.",
-            bars::TITLE,
-            commands.join(" and\n")
-        );
+        let _ = writeln!(text, "\n![{}](docs/images/{CHART})", bars::TITLE);
         text
     }
 

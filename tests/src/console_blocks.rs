@@ -164,6 +164,11 @@ const ONE_NODE_FIRST: &str = "kubectl apply -k deploy/base
 
 /// Rows for all console blocks.
 pub const ROWS: &[Row] = &[
+    row(
+        "README.md",
+        "make demo",
+        Way::NotRun("compiles everything and runs all lanes: the targets of the Makefile"),
+    ),
     row("README.md", "sudo bin/weft demo", Way::Host("")),
     row("README.md", "kubectl apply -f examples/definitions.yaml", Way::Kube("")),
     row("docs/commands.md", "sudo weft demo", Way::Host("")),

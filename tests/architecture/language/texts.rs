@@ -1,4 +1,4 @@
-//! Texts of the tree that people read: comments, string literals, names, documents.
+//! Texts of the tree that people read: comments, string literals, names of tests, documents.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,8 +22,6 @@ pub(crate) enum Kind {
     Log,
     /// Name of a test.
     TestName,
-    /// Name of a type, function, field or variable.
-    Name,
     /// Paragraph of a document.
     Document,
     /// One line of a document.
@@ -90,14 +88,11 @@ fn rust_texts(file: &str, source: &str) -> Vec<Text> {
                 is_test |= attribute == "test" || attribute.starts_with("tokio::test");
             }
             Piece::Token(Token::Name(name)) => {
-                if after_fn {
-                    let kind = if is_test { Kind::TestName } else { Kind::Name };
-                    texts.push(new(line, kind, name));
-                    (after_fn, is_test) = (false, false);
-                } else {
-                    after_fn = name == "fn";
-                    texts.push(new(line, Kind::Name, name));
+                if after_fn && is_test {
+                    texts.push(new(line, Kind::TestName, name.clone()));
                 }
+                is_test &= !after_fn;
+                after_fn = !after_fn && name == "fn";
             }
             Piece::Token(_) => {}
         }
@@ -180,7 +175,7 @@ fn hash_comments(file: &str, text: &str) -> Vec<Text> {
 }
 
 /// Returns the files that are neither Rust nor generated, by their path from the root.
-fn other_files() -> Vec<(String, String)> {
+pub(super) fn other_files() -> Vec<(String, String)> {
     let root = workspace();
     let skipped = ["target", ".git", "bin", "corpus", "node_modules"];
     let mut found = Vec::new();
