@@ -168,6 +168,33 @@ fn host_local_failed_add_frees_only_its_own_addresses() {
 }
 
 #[test]
+fn host_local_unreadable_reservation_fails_del_until_it_is_read() {
+    let (host, pod) = world();
+    let net = small(9);
+    let (one, two) = (container(&host, &pod, "one"), container(&host, &pod, "two"));
+    let [first, second] = [&one, &two].map(|it| it.add(&net).success().json());
+    // Another user may list the directory and take the lock, and cannot read the files.
+    host.run(["sh", "-c", &format!("chmod 644 {PLACE}/lock; chmod 600 {PLACE}/10.*")]);
+    let unprivileged = |id: &str| {
+        let mut other = container(&host, &pod, id);
+        other.through = rig::as_in_an_unprivileged_container();
+        other
+    };
+    let with = |result: &Value| rig::with(&net, &json!({ "prevResult": result }));
+    for config in [with(&first), net.clone()] {
+        let (code, message) = refusal(&unprivileged("one").del(&config));
+        assert!(code == 5 && message.contains("10.1.2.2: the reservation cannot be read"), "{message}");
+    }
+    assert_eq!(names(&host).iter().filter(|name| name.starts_with("10.")).count(), 2);
+    // A reservation of another attachment does not matter.
+    let elsewhere = rig::with(&first, &json!({ "ips": [{ "address": "10.1.2.9/24" }] }));
+    unprivileged("three").del(&with(&elsewhere)).success();
+    one.del(&with(&first)).success();
+    two.del(&with(&second)).success();
+    assert!(reservations(&host).is_empty(), "{:?}", reservations(&host));
+}
+
+#[test]
 fn host_local_result_has_the_form_of_each_cni_version() {
     require!(Feature::Root);
     let (host, pod) = world();

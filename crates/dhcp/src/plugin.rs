@@ -6,7 +6,6 @@
 //!
 //! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1.
 
-use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,7 +16,9 @@ use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::version::Version;
 use cni::{Context, Error, code};
+use linux::error::leads_nowhere;
 use linux::unix::{Bounded, connect_within};
+use rustix::io::Errno;
 
 use crate::owner::Owner;
 use crate::protocol::{self, DaemonAnswer, DaemonRequest};
@@ -129,6 +130,12 @@ fn request_lease(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) 
     }
 }
 
+/// Whether no daemon listens: the path leads nowhere, or to a file that is no socket or a socket of another type.
+fn is_without_daemon(cause: &std::io::Error) -> bool {
+    let refused = [Errno::CONNREFUSED, Errno::PROTOTYPE];
+    leads_nowhere(cause) || Errno::from_io_error(cause).is_some_and(|errno| refused.contains(&errno))
+}
+
 /// Sends a request whose answer has no data.
 fn send_request(socket: &Path, daemon_request: &DaemonRequest) -> Result<(), Error> {
     exchange(socket, daemon_request, OTHER_TIMEOUT).map(|_| ())
@@ -136,13 +143,14 @@ fn send_request(socket: &Path, daemon_request: &DaemonRequest) -> Result<(), Err
 
 fn exchange(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) -> Result<DaemonAnswer, Error> {
     let daemon = format!("dhcp daemon {}", socket.display());
-    let mut stream = connect_within(socket, OTHER_TIMEOUT).map_err(|cause| match cause.kind() {
-        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-            let hint = "is `weft-cni dhcp daemon` running?";
-            Error::new(NO_DAEMON, format!("{daemon}: {}; {hint}", linux::Error::io("connect", &cause)))
-        }
-        _ => Error::io(&daemon, cause),
-    })?;
+    let mut stream =
+        connect_within(socket, OTHER_TIMEOUT).map_err(|cause| match is_without_daemon(&cause) {
+            true => {
+                let hint = "is `weft-cni dhcp daemon` running?";
+                Error::new(NO_DAEMON, format!("{daemon}: {}; {hint}", linux::Error::io("connect", &cause)))
+            }
+            false => Error::io(&daemon, cause),
+        })?;
     let mut stream = Bounded::within(&mut stream, wait);
     protocol::send(&mut stream, daemon_request).context(&daemon)?;
     match protocol::receive(&mut stream).context(&daemon)? {

@@ -123,6 +123,17 @@ impl Error {
     }
 }
 
+/// Whether a path leads to no file: an element of it is missing, is no directory, is too long, or is a link to itself.
+/// Another failure to open a path may hide a file.
+pub fn leads_nowhere(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(is_nowhere)
+}
+
+/// As [`leads_nowhere`], for an errno.
+pub fn is_nowhere(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::LOOP)
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.operation)?;

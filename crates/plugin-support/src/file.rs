@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use linux::error::leads_nowhere;
+
 /// Replaces the file at `path` by `bytes`, with mode 0600, through a temporary file in the same directory.
 ///
 /// The temporary file has a fixed name, so that a crash leaves at most one such file. Writers to one path must
@@ -42,7 +44,7 @@ fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<(
 pub fn remove(path: &Path) -> io::Result<()> {
     for path in [path, &temporary(path)?] {
         match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Err(error) if !leads_nowhere(&error) => return Err(error),
             _ => {}
         }
     }

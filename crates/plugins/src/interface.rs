@@ -30,7 +30,7 @@ use cni::{Error, code};
 use linux::link::removal::LinkRemoval;
 use linux::link::{Change, Link, mac_text};
 use linux::sysctl::{self, Family};
-use linux::{Netns, Rtnl};
+use linux::{Kind, Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
@@ -160,7 +160,7 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     {
         let mut net = netns.rtnl().or_refused()?;
         if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()?
-            && !belongs_to_other(&mut host, &link, tag)
+            && !belongs_to_other(&mut host, &link, tag)?
         {
             let deleted = LinkRemoval::within(&netns).and_then(|removal| removal.delete(&[link.index]));
             errors.extend(deleted.or_refused().err());
@@ -171,17 +171,23 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
 
 /// Whether an interface in a container belongs to another attachment or to the host, or is hardware or `lo`. The owner tag of a veth
 /// pair is on its host end.
-pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
+///
+/// # Errors
+/// The host end or the records of moved devices cannot be read, so the owner is unknown.
+pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> Result<bool, Error> {
     let is_its_own = |found: OwnerTag, alias: &str| {
         OwnerTag { plugin: found.plugin, ..tag.clone() }.text(ALIAS_MAX) == alias
     };
     let is_marked =
         |link: &Link| OwnerTag::read(&link.alias).is_some_and(|found| !is_its_own(found, &link.alias));
-    let outside = link.link.filter(|_| link.kind == "veth").and_then(|end| host.link_at(end).ok());
-    link.kind.is_empty()
-        || host_device::is_moved(link, &tag.container)
-        || is_marked(link)
-        || outside.is_some_and(|end| end.link == Some(link.index) && is_marked(&end))
+    if link.kind.is_empty() || is_marked(link) || host_device::is_moved(link, &tag.container)? {
+        return Ok(true);
+    }
+    let outside = match link.link.filter(|_| link.kind == "veth").map(|end| host.link_at(end)) {
+        Some(Err(error)) if error.kind() != Kind::Absent => return Err(error).or_refused(),
+        outside => outside.and_then(Result::ok),
+    };
+    Ok(outside.is_some_and(|end| end.link == Some(link.index) && is_marked(&end)))
 }
 
 /// Removes the links of the host that `plugin` created for attachments that are no longer valid.

@@ -92,7 +92,8 @@ impl Plugin for Tuning {
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let Some(valid) = request.valid()? else { return Ok(()) };
-        let directory = data_directory(&request.call)?;
+        // Without a valid directory ADD failed, so there is no backup.
+        let Ok(directory) = data_directory(&request.call) else { return Ok(()) };
         let kept = valid.iter().map(|one| BackupFile::of(&directory, &one.container_id, &one.ifname));
         let kept: Vec<BackupFile> = kept.collect();
         let network = request.call.config.name.as_str();

@@ -75,7 +75,7 @@ impl Plugin for Bridge {
             let mut tables = entries::tables();
             // The configuration may have changed since ADD.
             if network.as_ref().is_none_or(|network| network.mac_spoof_check)
-                || spoofing::is_checked(&mut tables, &tag)
+                || spoofing::may_be_checked(&mut tables, &tag)
             {
                 errors.extend(spoofing::allow_any(&tag).err());
             }

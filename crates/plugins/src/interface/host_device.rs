@@ -137,9 +137,11 @@ pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> 
 
 /// Whether a link in a container is a device that was moved there. A process in the container can give the device the name
 /// of another interface.
-pub fn is_moved(link: &Link, container: &str) -> bool {
-    let records = store::of_container(container).unwrap_or_default();
-    records.iter().any(|kept| kept.record.is_inside(link))
+///
+/// # Errors
+/// The records cannot be read.
+pub fn is_moved(link: &Link, container: &str) -> Result<bool, Error> {
+    Ok(store::of_container(container)?.iter().any(|kept| kept.record.is_inside(link)))
 }
 
 /// Renames the devices that the kernel returned when containers of this network ended.

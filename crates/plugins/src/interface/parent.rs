@@ -81,7 +81,7 @@ impl Parent {
         let mut tried = self.net.add_link(&made);
         if tried.as_ref().is_err_and(|error| error.kind() == Kind::Exists)
             && let Some(leftover) = inside.find_link(&temporary).or_refused()?
-            && !belongs_to_host(&leftover, tag)
+            && !belongs_to_host(&leftover, tag)?
         {
             inside.delete_link(leftover.index, &temporary).or_refused()?;
             tried = self.net.add_link(&made);
@@ -144,7 +144,7 @@ fn forget_child(container: &Netns, name: &str, tag: &OwnerTag) {
     for name in [temporary.as_str(), name] {
         if let Ok(Some(link)) = inside.find_link(name)
             && (name == temporary || link.alias == alias)
-            && !belongs_to_host(&link, tag)
+            && belongs_to_host(&link, tag).is_ok_and(|belongs| !belongs)
         {
             let _ = inside.delete_link(link.index, name);
         }
@@ -152,8 +152,11 @@ fn forget_child(container: &Netns, name: &str, tag: &OwnerTag) {
 }
 
 /// Whether a link in the container is hardware or a device of the host, to which a process gave the name or the tag.
-fn belongs_to_host(link: &Link, tag: &OwnerTag) -> bool {
-    link.kind.is_empty() || host_device::is_moved(link, &tag.container)
+///
+/// # Errors
+/// The records of moved devices cannot be read.
+fn belongs_to_host(link: &Link, tag: &OwnerTag) -> Result<bool, Error> {
+    Ok(link.kind.is_empty() || host_device::is_moved(link, &tag.container)?)
 }
 
 /// Removes a link that a killed ADD left under its temporary name; succeeds if there is none.
@@ -163,7 +166,7 @@ pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error>
     match inside.find_link(&temporary_name(tag)).or_refused()? {
         None => Ok(()),
         // A process in the container can give any link this name.
-        Some(link) if belongs_to_host(&link, tag) => Ok(()),
+        Some(link) if belongs_to_host(&link, tag)? => Ok(()),
         Some(link) => linux::error::absent_is_fine(inside.delete_link(link.index, &link.name)).or_refused(),
     }
 }

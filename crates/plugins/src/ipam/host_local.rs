@@ -24,7 +24,7 @@ pub mod store;
 
 use std::net::IpAddr;
 
-use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::{Dns, IpConfig, Success};
@@ -73,7 +73,7 @@ impl Plugin for HostLocal {
         let Some(mut store) = Store::find(&StoreLocation::for_removal(&request.call)?)? else {
             return Ok(());
         };
-        let released = release(&mut store, &request.who);
+        let released = release(&mut store, &request.who, &request.call);
         store.save_index();
         released
     }
@@ -270,7 +270,12 @@ fn exhausted(set: &RangeSet) -> Error {
 // === DEL ===
 
 /// Releases the attachment's addresses; reservations in the old format only if there are no others.
-fn release(store: &mut Store, who: &Attachment) -> Result<(), Error> {
+///
+/// # Errors
+/// Also if one of its addresses has a reservation that cannot be read. `prevResult` has the addresses; without it, any
+/// such reservation may be the attachment's.
+fn release(store: &mut Store, who: &Attachment, call: &Call) -> Result<(), Error> {
+    let mut any = false;
     for owner in owners(who) {
         let own = store.held_by(&owner)?;
         let errors: Vec<Error> =
@@ -279,10 +284,17 @@ fn release(store: &mut Store, who: &Attachment) -> Result<(), Error> {
             return Err(error);
         }
         if !own.is_empty() {
+            any = true;
             break;
         }
     }
-    Ok(())
+    let known = call.config.prev_result().ok().flatten();
+    let known: Option<Vec<IpAddr>> =
+        known.map(|result| result.ips.iter().map(|ip| ip.address.addr().to_canonical()).collect());
+    match known {
+        None if any => Ok(()),
+        known => store.require_readable(known.as_deref()),
+    }
 }
 
 /// Returns the owners that the attachment has in files, in the order of the search.

@@ -117,7 +117,14 @@ fn forward(
     }
     for entry in kept {
         for delegate in &entry.plan.delegates {
-            let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { continue };
+            let network = match Network::parse(delegate.config.as_bytes(), &delegate.network) {
+                Ok(network) => network,
+                // Its list of attachments would be incomplete, if it has the name of another network.
+                Err(error) => {
+                    errors.push(error);
+                    return errors;
+                }
+            };
             let attachment = ValidAttachment {
                 container_id: entry.container_id.to_string(),
                 ifname: delegate.ifname.to_string(),

@@ -7,6 +7,7 @@ use cni::Error;
 use cni::invocation::{Attachment, Call};
 use ipam::address_store::{OwnerTag, SlotId};
 use ipam::{AllocationKind, BlockState, Clock, IDLE};
+use linux::error::leads_nowhere;
 use plugin_support::log;
 use rpc::allocate::{AllocateRequest, Operation};
 
@@ -89,8 +90,7 @@ pub(super) fn release_in_all_stores(call: &Call, who: &Attachment) -> Result<(),
     let directory = settings::directory(call)?;
     let released = Released::all(call, who, SETS_MAX);
     let mut errors = Vec::new();
-    let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
-    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+    for name in store_names(&directory)? {
         let found = Store::find(&directory, &name);
         match found.and_then(|found| found.map(|store| store.held_by(&released.tags)).transpose()) {
             Ok(Some((mut store, held))) => {
@@ -104,6 +104,20 @@ pub(super) fn release_in_all_stores(call: &Call, who: &Attachment) -> Result<(),
     Error::join(errors).map_or(Ok(()), Err)
 }
 
+/// Returns the names of the address stores below `directory`; none if no directory can be at this path.
+fn store_names(directory: &Path) -> Result<Vec<String>, Error> {
+    let failed = |cause| Error::io(format_args!("list {}", directory.display()), cause);
+    let entries = match std::fs::read_dir(directory) {
+        Err(cause) if leads_nowhere(&cause) => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        names.extend(entry.map_err(failed)?.file_name().into_string());
+    }
+    Ok(names)
+}
+
 /// Releases the addresses of a network's attachments that are not valid, in the stores of pools that its configuration
 /// does not have any more. A later call notifies the cluster.
 pub(super) fn sweep_other_stores(
@@ -112,8 +126,7 @@ pub(super) fn sweep_other_stores(
 ) -> Result<(), Error> {
     let known = settings.pools();
     let mut errors = Vec::new();
-    let entries = std::fs::read_dir(&settings.directory).into_iter().flatten().flatten();
-    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+    for name in store_names(&settings.directory)? {
         if known.iter().any(|pool| pool.name == name) {
             continue;
         }

@@ -27,6 +27,7 @@ use cni::Error;
 use ipam::address_store::{Edit, OwnerTag, SLOTS, Slot, SlotId, StoreFile, WriteOrder};
 use ipam::{AddressStore, Clock};
 use linux::boot_id;
+use linux::error::leads_nowhere;
 use plugin_config::weft_ipam::{Pool, QUARANTINE, Settings};
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
@@ -171,7 +172,7 @@ impl Store {
         let directory = directory.join(pool);
         let is_missing = |name: &str| {
             let looked = directory.join(name).symlink_metadata();
-            looked.is_err_and(|cause| matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+            looked.is_err_and(|cause| leads_nowhere(&cause))
         };
         let files = match Files::open(&directory, false) {
             Err(_) if is_missing(STORE_FILE) && is_missing(OWNERS) => return Ok(None),

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use cni::invocation::Attachment;
 use cni::{Error, fold};
+use linux::error::leads_nowhere;
 use plugin_support::failure::refused;
 use plugin_support::file;
 use serde::{Deserialize, Serialize};
@@ -129,7 +130,7 @@ impl BackupFile {
         let failed =
             |error: io::Error| refused(&linux::Error::io(format!("list {}", directory.display()), &error));
         let entries = match fs::read_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if leads_nowhere(&error) => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,
         };
         let mut all = Vec::new();
@@ -150,7 +151,7 @@ impl BackupFile {
     pub fn load(&self) -> Result<Option<Backup>, Error> {
         let failed = |error: io::Error| self.failed("read", &error);
         let file = match File::open(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if leads_nowhere(&error) => return Ok(None),
             file => file.map_err(failed)?,
         };
         let mut bytes = Vec::new();

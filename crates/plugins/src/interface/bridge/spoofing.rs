@@ -78,15 +78,17 @@ pub(super) fn allow_only(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Er
     nft.commit(batch).or_refused()
 }
 
-/// Whether the first candidate for the attachment's port is checked. Takes constant time, and no request without the table.
-pub(super) fn is_checked(tables: &mut Result<Option<Tables>, Error>, tag: &OwnerTag) -> bool {
+/// Whether the first candidate for the attachment's port is checked, or may be. Takes constant time, and no request without
+/// the table.
+pub(super) fn may_be_checked(tables: &mut Result<Option<Tables>, Error>, tag: &OwnerTag) -> bool {
     let name = veth::host_name(tag, 0);
     match tables {
         Ok(Some(tables)) if tables.has(Family::Bridge, NAME_OF_TABLE) => {
-            has(&mut tables.nft, &name, tag).unwrap_or(false)
+            has(&mut tables.nft, &name, tag).unwrap_or(true)
         }
         Ok(_) => false,
-        Err(_) => Nft::open().is_ok_and(|mut nft| has(&mut nft, &name, tag).unwrap_or(false)),
+        // The removal asks again, and reports what it is refused.
+        Err(_) => Nft::open().and_then(|mut nft| has(&mut nft, &name, tag)).unwrap_or(true),
     }
 }
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use cni::{Error, code};
 use ipam::UsedAddresses;
-use linux::error::lacks_resources;
+use linux::error::{lacks_resources, leads_nowhere};
 use plugin_support::failure::refused;
 use plugin_support::log;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, linkat, openat, seek};
@@ -87,11 +87,10 @@ impl Store {
         Store::open(location)
     }
 
-    /// Opens the directory; `None` if it does not exist, and then nothing is reserved.
+    /// Opens the directory; `None` if no directory can be at its path, and then nothing is reserved.
     pub fn find(location: &StoreLocation) -> Result<Option<Store>, Error> {
-        use io::ErrorKind::{NotADirectory, NotFound};
         match fs::metadata(&location.directory) {
-            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
+            Err(error) if leads_nowhere(&error) => Ok(None),
             Ok(meta) if !meta.is_dir() => Ok(None),
             _ => Store::open(location).map(Some),
         }
@@ -241,7 +240,7 @@ impl Store {
                 return Err(self.failed("read", name, &errno.into()));
             }
             Err(Errno::LOOP | Errno::NXIO) => return Ok(Some((Content::Foreign, None))),
-            // One unreadable file must not fail every DEL.
+            // One unreadable file must not fail every call: DEL decides whether it may be its own.
             Err(_) => return Ok(Some((Content::Unreadable, None))),
         };
         // One read is enough for a plugin's content, and thousands of files are read.
@@ -279,6 +278,25 @@ impl Store {
                 _ => None,
             })
             .collect())
+    }
+
+    /// Fails if a reservation cannot be read that may be the caller's: it is of one of these addresses, or any if they are
+    /// unknown. The next call may read it.
+    pub fn require_readable(&self, addresses: Option<&[IpAddr]>) -> Result<(), Error> {
+        let reservations = match addresses {
+            Some(addresses) => addresses.iter().copied().map(Reservation::of).collect(),
+            None => self.names()?,
+        };
+        for reservation in reservations {
+            if let Some((Content::Unreadable, _)) = self.read(&reservation.name)? {
+                let path = self.location.directory.join(&reservation.name);
+                let why =
+                    format!("{}: the reservation cannot be read, so its owner is unknown", path.display());
+                let hint = "repair the file system, or remove the file if its address is not in use";
+                return Err(Error::new(code::IO_FAILURE, why).details(hint));
+            }
+        }
+        Ok(())
     }
 
     /// Rebuilds the index from all files, unless one is unreadable: an index must be complete.
