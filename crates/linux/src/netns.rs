@@ -22,7 +22,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use crate::conntrack::Conntrack;
-use crate::error::Error;
+use crate::error::{Error, is_nowhere};
 use crate::nft::Nft;
 use crate::rtnl::Rtnl;
 use crate::thread_netns::path as own;
@@ -79,7 +79,7 @@ impl Netns {
     /// [`crate::Kind::Absent`]: the path does not exist. Another kind: it is not a namespace.
     pub fn open(path: &Path) -> Result<Netns, Error> {
         match Netns::open_file(path)? {
-            netns if netns.is_namespace() => Ok(netns),
+            netns if netns.is_namespace()? => Ok(netns),
             netns => {
                 Err(Error::protocol(format!("open network namespace {}", netns.name), "not a namespace"))
             }
@@ -90,14 +90,19 @@ impl Netns {
     /// namespace was mounted.
     pub fn find(path: &Path) -> Result<Option<Netns>, Error> {
         match Netns::open_file(path) {
-            Ok(netns) => Ok(netns.is_namespace().then_some(netns)),
-            Err(error) if error.kind() == crate::Kind::Absent => Ok(None),
+            Ok(netns) => Ok(netns.is_namespace()?.then_some(netns)),
+            Err(error) if error.kind() == crate::Kind::Absent || error.errno().is_some_and(is_nowhere) => {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
 
-    fn is_namespace(&self) -> bool {
-        rustix::fs::fstatfs(&self.file).is_ok_and(|stat| stat.f_type == NSFS_MAGIC)
+    fn is_namespace(&self) -> Result<bool, Error> {
+        match rustix::fs::fstatfs(&self.file) {
+            Ok(stat) => Ok(stat.f_type == NSFS_MAGIC),
+            Err(errno) => Err(Error::io(format!("identify {}", self.name), &errno.into())),
+        }
     }
 
     fn open_file(path: &Path) -> Result<Netns, Error> {

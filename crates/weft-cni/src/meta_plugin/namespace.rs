@@ -33,16 +33,31 @@ pub(crate) fn identify(path: &str) -> Result<String, Error> {
     }
 }
 
-/// Clears the path of an entry if it leads to a namespace other than the sandbox's, so that the namespace counts as gone.
+/// Clears the path of an entry unless it leads to the sandbox's namespace, so that plugins get an empty `CNI_NETNS`. A
+/// plugin that opens each path it gets could not end its DEL after the namespace is gone.
+///
+/// A path that cannot be followed for another reason is kept: the plugins report it.
 ///
 /// # Errors
 /// The identity of the namespace at the path cannot be read.
-pub(super) fn forget_another(entry: &mut Entry) -> Result<(), Error> {
-    if is_another(entry, &identify(&entry.netns)?)? {
-        log!("weft: {}: is no longer the namespace of {}", entry.netns, entry.container_id);
-        entry.netns.clear();
-    }
+pub(super) fn forget_gone(entry: &mut Entry) -> Result<(), Error> {
+    let why = match Netns::find(Path::new(&entry.netns)) {
+        Ok(None) if entry.netns.is_empty() => return Ok(()),
+        Ok(None) => "is not a namespace any more",
+        Ok(Some(netns)) if is_another(entry, &in_this_boot(&netns)?)? => "is another namespace now",
+        Ok(Some(_)) | Err(_) => return Ok(()),
+    };
+    log!("weft: {}: {why}: {} is detached without its namespace", entry.netns, entry.container_id);
+    entry.netns.clear();
     Ok(())
+}
+
+/// Returns the path if a namespace is there, and an empty string otherwise.
+pub(super) fn living(path: &str) -> &str {
+    match Netns::find(Path::new(path)) {
+        Ok(None) => "",
+        Ok(Some(_)) | Err(_) => path,
+    }
 }
 
 /// Whether the sandbox's namespace still exists at the entry's path.

@@ -23,7 +23,7 @@ use npwg::configuration::Builtin;
 use npwg::definition::META_PLUGINS;
 use plugin_support::log;
 
-use super::{Node, readiness};
+use super::{Node, namespace, readiness};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Takes down attachments that the runtime made itself.
@@ -43,7 +43,7 @@ pub(super) fn take_down(node: &Node, request: &Detach) -> Result<(), Error> {
             continue;
         }
         let Ok(network) = Network::parse(&config, name.as_str()).inspect_err(log_error) else { continue };
-        parameters.netns.clone_from(&netns);
+        namespace::living(&netns).clone_into(&mut parameters.netns);
         parameters.path.clone_from(&node.path);
         errors.extend(detach(node, &cache, &network, &parameters).err());
     }
