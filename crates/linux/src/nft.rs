@@ -30,6 +30,7 @@ mod set;
 
 pub use batch::Batch;
 pub use chain::{BaseChain, ChainType, Hook, Policy, priority};
+pub use comment::stored as stored_comment;
 pub use listing::{Counted, ListedChain, ListedRule};
 pub use rule::{Is, Mapping, Protocol, Rule, Selector, State};
 pub use set::{Data, Element, ListedElement, Set, Type, Verdict};

@@ -14,6 +14,15 @@ const LONGEST: usize = 128;
 /// Encodes a comment as user data. Characters that nft could not read back (quotes, control characters) become `_`, and
 /// a comment that is too long is cut.
 pub(super) fn user_data(comment: &str) -> Vec<u8> {
+    let text = stored(comment);
+    let mut data = vec![COMMENT, (text.len() + 1) as u8];
+    data.extend_from_slice(text.as_bytes());
+    data.push(0);
+    data
+}
+
+/// Returns a comment as it is stored and listed.
+pub fn stored(comment: &str) -> String {
     let mut text: String = comment
         .chars()
         .map(|character| if character == '"' || character.is_control() { '_' } else { character })
@@ -21,10 +30,7 @@ pub(super) fn user_data(comment: &str) -> Vec<u8> {
     while text.len() > LONGEST {
         text.pop();
     }
-    let mut data = vec![COMMENT, (text.len() + 1) as u8];
-    data.extend_from_slice(text.as_bytes());
-    data.push(0);
-    data
+    text
 }
 
 /// Reads the comment from user data; empty if there is none in nft's format.

@@ -25,7 +25,7 @@ use cni::result::Success;
 use cni::{Error, address};
 use linux::conntrack::Conntrack;
 use linux::nft::{Batch, Family, Nft, Table};
-use linux::{Netns, Rtnl};
+use linux::{Kind, Netns, Rtnl};
 use npwg::network_policy::AttachmentPolicy;
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
@@ -132,13 +132,22 @@ pub(super) fn enforce(
 fn commit_rules(target: Target, policy: &AttachmentPolicy, netns: &str) -> Result<Enforced, Error> {
     let ruleset = Ruleset::new(&target, policy);
     let mut nft = target.place.nft(netns)?;
-    if target.place.is_in_pod() {
-        let mut batch = Batch::new();
-        ruleset.write(true, &mut BaseChains::Unknown, &mut batch);
-        commit(&mut nft, batch)?;
-    } else {
-        in_context(commit_on_host(&mut nft, |known, batch| ruleset.write(false, known, batch)))?;
-    }
+    let write = |nft: &mut Nft| match target.place.is_in_pod() {
+        true => {
+            let mut batch = Batch::new();
+            ruleset.write(true, &mut BaseChains::Unknown, &mut batch);
+            nft.commit(batch)
+        }
+        false => commit_on_host(nft, |known, batch| ruleset.write(false, known, batch)),
+    };
+    let written = match write(&mut nft) {
+        // An earlier attachment had an interface of this name, and its rules could not be removed.
+        Err(error) if error.kind() == Kind::Exists => {
+            ruleset::clear_the_way(&mut nft, &target).and_then(|()| write(&mut nft))
+        }
+        written => written,
+    };
+    in_context(written)?;
     Ok(Enforced(Some((target.place, ruleset))))
 }
 

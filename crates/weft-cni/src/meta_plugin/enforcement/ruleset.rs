@@ -24,7 +24,7 @@ use ipnet::IpNet;
 use linux::Error;
 use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Rule, Selector, Set, State,
-    Table, Type, Verdict, priority,
+    Table, Type, Verdict, priority, stored_comment,
 };
 use npwg::network_policy::{
     AddressRange, AttachmentPolicy, COMPILED_RULES_MAX, CompiledPeers, CompiledRule, Direction, PortRange,
@@ -350,7 +350,7 @@ struct RuleWriter<'a> {
 impl RuleWriter<'_> {
     fn push(&mut self, fill: impl FnOnce(Rule) -> Rule, comment: String) {
         let rule = fill(Table::new(self.family, TABLE).rule()).comment(comment.as_str());
-        self.rules.push((rule, comment));
+        self.rules.push((rule, stored_comment(&comment)));
     }
 
     /// Adds what passes under every policy: replies, ARP, neighbour discovery, and reports about multicast groups.
@@ -567,16 +567,44 @@ pub(super) fn number(protocol: Protocol) -> u8 {
     transport(protocol).number()
 }
 
+/// Removes the rules of other attachments to which the interface of `target` leads packets: those of an earlier attachment.
+///
+/// # Errors
+/// Those of listing and of the commit.
+pub(super) fn clear_the_way(nft: &mut Nft, target: &Target) -> Result<(), Error> {
+    let key = Data::link(target.place.link());
+    let tables = nft.all_tables()?;
+    let mut batch = Batch::new();
+    let family = target.place.family();
+    for family in [Some(family), (family != Family::Inet).then_some(Family::Inet)].into_iter().flatten() {
+        if !tables.iter().any(|(of, name)| *of == family && name == TABLE) {
+            continue;
+        }
+        let mut left = BTreeSet::new();
+        for HookChain { map, .. } in &HOOKS {
+            for entry in nft.elements(Table::new(family, TABLE), map)? {
+                if let (true, Some(Verdict::Goto(chain))) = (entry.key == key, &entry.verdict) {
+                    left.extend(attachment_of(chain));
+                }
+            }
+        }
+        left.remove(&target.id);
+        discard(nft, family, &left.into_iter().collect::<Vec<_>>(), &mut batch)?;
+    }
+    nft.commit(batch)
+}
+
+/// Returns the attachment whose packets a chain decides.
+fn attachment_of(chain: &str) -> Option<AttachmentId> {
+    let id =
+        Direction::ALL.iter().find_map(|direction| chain.strip_prefix(direction.word())?.strip_prefix('-'));
+    id.map(AttachmentId::read)
+}
+
 /// Returns the attachments that have chains in the table.
 pub(super) fn attachments(nft: &mut Nft, family: Family) -> Result<BTreeSet<AttachmentId>, Error> {
     let chains = nft.chains(Table::new(family, TABLE))?;
-    let of_direction = |name: &String| {
-        let id = Direction::ALL
-            .iter()
-            .find_map(|direction| name.strip_prefix(direction.word())?.strip_prefix('-'));
-        id.map(AttachmentId::read)
-    };
-    Ok(chains.iter().filter_map(of_direction).collect())
+    Ok(chains.iter().filter_map(|chain| attachment_of(chain)).collect())
 }
 
 /// Adds the operations that remove the chains, sets and map entries of attachments.
