@@ -420,6 +420,26 @@ fn doctor_reports_a_namespace_that_cannot_be_checked() {
 }
 
 #[test]
+fn doctor_names_the_network_that_detach_forget_gives_up() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({ "DEL": [{ "do": "fail", "message": "not yet" }] }));
+    run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
+    assert_eq!(run(&host, "detach blue/web").code, Some(1));
+    let found = findings(&host);
+    let failed = found.iter().find_map(|one| one["why"].as_str().filter(|why| why.contains("not yet")));
+    let (_, hint) = failed.and_then(|why| why.split_once("--forget ")).expect("a hint");
+    let network = hint.split(' ').next().expect("a network");
+    // Another network than the one that fails is not given up.
+    assert_eq!(run(&host, "detach blue/web --forget blue/other").code, Some(1));
+    let detached = run(&host, &format!("detach blue/web --forget {network}")).success();
+    assert!(detached.stderr.contains(&format!("gave up {network}")), "{detached}");
+    assert!(!findings(&host).iter().any(|one| one["what"] == "sandbox blue_web of blue/web"));
+    let history = run(&host, "history -o json").success();
+    assert!(history.stdout.contains("gave up net2") && history.stdout.contains("not yet"), "{history}");
+    assert_eq!(host.run(["ls", "-A", "/var/lib/weft/sandboxes"]), "");
+}
+
+#[test]
 fn doctor_reports_a_failed_detach_and_what_it_cannot_read() {
     let host = host!();
     let _cluster = recording(&host, &json!({ "DEL": [{ "do": "fail", "message": "not yet" }] }));

@@ -299,6 +299,14 @@ impl WeftCni {
         self.feed(command, entry)
     }
 
+    /// Gives up the attachments of a sandbox to a network whose DEL failed: `weft-cni forget-attachment`.
+    pub fn forget(&self, journal: &Path, container: &ContainerId, network: &str) -> Result<(), Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("forget-attachment").arg(journal).args([container.as_str(), network]);
+        let output = self.output(command)?;
+        if output.status.success() { Ok(()) } else { Err(self.failure(&output)) }
+    }
+
     /// Executes a task batch, and waits until it is done: `weft-cni run-tasks`.
     pub fn run_tasks(&self, batch: &TaskBatch) -> Result<(), Failure> {
         let message = frame::encode(batch).map_err(Error::from)?;

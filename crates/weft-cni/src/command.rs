@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use build_info::BuildInfo;
 use cni::Error;
-use cni::runtime::exec::BUSY_MAX;
+use cni::runtime::exec::{BUSY_MAX, not_executed};
 use linux::{Netns, echo, parent_death};
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
@@ -21,7 +21,7 @@ use crate::diagnosis;
 use crate::dispatch;
 use crate::install::{Foreign, Installation, Name};
 use crate::inventory;
-use crate::meta_plugin::{import_entry, namespace, tasks};
+use crate::meta_plugin::{forget, import_entry, namespace, tasks};
 use crate::weft_ipam::transfer::{self, ReleaseOutcome};
 
 /// The text of `weft-cni --help`.
@@ -35,6 +35,9 @@ Usage:
       or keeps it.
   weft-cni import-entry DIR
       Add the journal entry on stdin to the journal in DIR.
+  weft-cni forget-attachment DIR CONTAINER NETWORK
+      Give up the attachments of a sandbox to NETWORK whose DEL failed; DIR is that of the journal. What their plugins
+      attached may remain.
   weft-cni run-tasks [--on-host|--after PID]
       Execute the task batch on stdin; with --on-host, use the files and programs of the host; with --after, first wait
       for the exit of the parent process PID.
@@ -91,6 +94,7 @@ Usage:
 Examples:
   weft-cni install /opt/cni/bin --names weft,bridge,host-local
   weft-cni import-entry /var/lib/weft <entry.json
+  weft-cni forget-attachment /var/lib/weft 3f1c default/macvtap
   weft-cni run-tasks <tasks
   weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 10.9.3.0/24 10.9.3.7
   weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 --any <request.json
@@ -138,6 +142,15 @@ pub enum Command<'a> {
     Install(Vec<&'a str>),
     /// `import-entry DIR`
     ImportEntry(&'a Path),
+    /// `forget-attachment DIR CONTAINER NETWORK`
+    ForgetAttachment {
+        /// Directory of the journal.
+        directory: &'a Path,
+        /// Container id of the sandbox.
+        container: &'a str,
+        /// Network, as in the network-status or by its CNI name.
+        network: &'a str,
+    },
     /// `run-tasks [--on-host | --after PID]`
     RunTasks {
         /// Whether to enter the mount namespace of the host first.
@@ -236,6 +249,7 @@ impl<'a> Command<'a> {
             [
                 "install"
                 | import_entry::COMMAND
+                | forget::COMMAND
                 | tasks::COMMAND
                 | "sandbox"
                 | transfer::COMMAND
@@ -248,6 +262,9 @@ impl<'a> Command<'a> {
             ["version", "-o", "json"] => Command::BuildInfo { json: true },
             ["install", rest @ ..] => Command::Install(rest.to_vec()),
             [import_entry::COMMAND, directory] => Command::ImportEntry(Path::new(*directory)),
+            [forget::COMMAND, directory, container, network] => {
+                Command::ForgetAttachment { directory: Path::new(*directory), container, network }
+            }
             [tasks::COMMAND] => Command::RunTasks { on_host: false, after: None },
             [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true, after: None },
             [tasks::COMMAND, tasks::AFTER, parent] => {
@@ -282,9 +299,15 @@ impl<'a> Command<'a> {
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Invalid(words.to_vec()))
             }
-            [import_entry::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND | "version", ..] => {
-                Command::Invalid(words.to_vec())
-            }
+            [
+                import_entry::COMMAND
+                | forget::COMMAND
+                | tasks::COMMAND
+                | "sandbox"
+                | transfer::COMMAND
+                | "version",
+                ..,
+            ] => Command::Invalid(words.to_vec()),
             _ => return None,
         })
     }
@@ -328,6 +351,9 @@ impl<'a> Command<'a> {
             Command::BuildInfo { json } => version(json),
             Command::Install(words) => install(&words),
             Command::ImportEntry(directory) => import_entry::import(directory).map(done),
+            Command::ForgetAttachment { directory, container, network } => {
+                forget::forget(directory, container, network).map(done)
+            }
             Command::RunTasks { on_host, after } => {
                 let unknown = |_| invalid_command(&[tasks::COMMAND, tasks::AFTER]);
                 let after = after.map(|parent| parent.parse().map_err(unknown)).transpose()?;
@@ -402,10 +428,7 @@ pub fn close_sockets() -> ExitCode {
 pub fn exec_with_parent(parent: u32, program: &Path, arguments: &[OsString]) -> ExitCode {
     let cause = parent_death::exec(parent, program, arguments, BUSY_MAX);
     // The caller may have exited.
-    let _ = serde_json::to_writer(
-        std::io::stdout(),
-        &Error::io(format_args!("run {}", program.display()), cause),
-    );
+    let _ = serde_json::to_writer(std::io::stdout(), &not_executed(program, &cause));
     ExitCode::FAILURE
 }
 

@@ -238,10 +238,14 @@ fn search_by_pod(
     pod: &PodName,
     handles: &[JournalHandle],
 ) -> Result<Option<(JournalHandle, Entry)>, Failure> {
-    let mut found = Vec::new();
+    let (mut found, mut unreadable) = (Vec::new(), None);
     for handle in handles {
         for row in handle.journal.rows()? {
             match row {
+                Row::Broken { container, error } => {
+                    let failure = Failure::from(error).context(format!("journal entry {container}"));
+                    unreadable = Some(failure);
+                }
                 Row::Entry(entry)
                     if entry.plan.pod.namespace == pod.namespace && entry.plan.pod.name == pod.name =>
                 {
@@ -256,5 +260,11 @@ fn search_by_pod(
         let why = format!("pod {pod} has {} sandboxes: {}", ids.len(), ids.join(", "));
         return Err(Failure::new(why).next("name one with --container-id"));
     }
-    Ok(found.pop())
+    match (found.pop(), unreadable) {
+        (None, Some(failure)) => {
+            let next = "it may be the entry of this pod; delete the pod: its DEL moves the entry aside";
+            Err(failure.context(format!("pod {pod} has no readable entry")).next(next))
+        }
+        (found, _) => Ok(found),
+    }
 }

@@ -135,7 +135,10 @@ impl SandboxOperations {
         }
         outcome.map_err(|error| {
             Failure::from(error)
-                .next("the journal has the remaining attachments; run weft detach to try again")
+                .next(
+                    "the journal has the remaining attachments; run weft detach to try again, or with --forget NETWORK to \
+                     give up a network whose plugin always fails",
+                )
         })
     }
 

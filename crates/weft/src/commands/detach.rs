@@ -1,7 +1,8 @@
 //! `weft detach`: detaches a pod as recorded in the journal, and removes the namespace that `weft attach` created.
 //!
 //! - Only the journal is needed: no manifest and no configuration.
-//! - Detaching a pod without attachments succeeds.
+//! - Detaching a pod without attachments succeeds. If an entry of the journal cannot be read, the pod may have some.
+//! - `--forget NETWORK` gives up a network whose DEL fails, after one more attempt.
 //! - The namespace is kept as long as an interface in it could not be detached.
 //! - Without an entry, or if another namespace now has its path, a namespace is deleted only if a killed attach left it.
 
@@ -29,6 +30,7 @@ Example:
   weft detach -n my-namespace my-pod
   weft detach my-namespace/my-pod -o json
   weft detach --container-id my-namespace_my-pod
+  weft detach my-namespace/my-pod --forget my-namespace/macvtap
 
 The journal has everything that detaching needs. -f and --config are only used to find the journal if cniDir of the
 configuration moves it. Detaching a pod without attachments succeeds.
@@ -41,6 +43,9 @@ pub(crate) struct Arguments {
     inputs: Inputs,
     #[command(flatten)]
     plugins: Plugins,
+    /// Network to give up if its plugin fails to detach; what the plugin attached may remain
+    #[arg(long, value_name = "NETWORK")]
+    forget: Option<String>,
     #[command(flatten)]
     output: Output,
 }
@@ -60,7 +65,7 @@ struct DetachedSandbox<'a> {
 
 /// Runs `weft detach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { target, inputs, plugins, output: Output { format } } = arguments;
+    let Arguments { target, inputs, plugins, forget, output: Output { format } } = arguments;
     require_host("detach", "it removes network interfaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(*format);
@@ -79,7 +84,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // A running attach of the sandbox would use the namespace that is deleted. The private directory of a failed attach
     // is removed at the end.
     let _lock = lock_sandbox(&entry.container_id).map_err(|failure| failure.context(&step))?;
-    let removed = detach_sandbox(&weft_cni, &handle, &entry, plugins, progress);
+    let mut removed = detach_sandbox(&weft_cni, &handle, &entry, plugins, progress);
+    if let (Err(_), Some(network)) = (&removed, forget) {
+        let left = give_up(&weft_cni, &handle, &entry, network, progress);
+        let left = left.map_err(|failure| failure.context(&step))?;
+        removed = detach_sandbox(&weft_cni, &handle, left.as_ref().unwrap_or(&entry), plugins, progress);
+    }
     let detached = DetachedSandbox {
         pod: Some(&entry.plan.pod),
         container_id: Some(entry.container_id.as_str()),
@@ -125,6 +135,20 @@ pub(super) fn detach_sandbox(
             Ok(Some(entry.netns.clone()))
         }
     }
+}
+
+/// Gives up a network of a sandbox whose DEL failed. Returns the entry without it, if other networks remain.
+fn give_up(
+    weft_cni: &WeftCni,
+    handle: &JournalHandle,
+    entry: &Entry,
+    network: &str,
+    progress: Progress,
+) -> Result<Option<Entry>, Failure> {
+    let entries = handle.journal().directory();
+    weft_cni.forget(entries.parent().unwrap_or(entries), &entry.container_id, network)?;
+    progress.line(plain(&format!("  gave up {network}: what its plugin attached may remain")));
+    handle.journal().entry(&entry.container_id)
 }
 
 /// Returns the operations on a sandbox of the journal.

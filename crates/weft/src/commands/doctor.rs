@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use npwg::plan::Delegate;
 use rpc::history::Record;
 use rpc::journal::{Entry, State};
 use serde::Serialize;
@@ -246,7 +247,7 @@ fn sandbox_findings(
     let pending = entry.attachments.iter().zip(&entry.plan.delegates);
     for (attachment, delegate) in pending.filter(|(attachment, _)| attachment.state != State::Detached) {
         if let Some(failure) = &attachment.failure {
-            let why = format!("failed to detach {}: {failure}", delegate.ifname);
+            let why = failed_to_detach(delegate, failure);
             findings.push(Finding::new(&what, why, &detach));
         }
     }
@@ -270,6 +271,14 @@ fn sandbox_findings(
         }
     }
     findings
+}
+
+/// Returns the finding of a network whose DEL failed.
+fn failed_to_detach(delegate: &Delegate, failure: &cni::Error) -> String {
+    let Delegate { ifname, network, .. } = delegate;
+    format!(
+        "failed to detach {ifname}: {failure} (if that never succeeds, add --forget {network} to give it up)"
+    )
 }
 
 /// Returns a finding for a result cache that exists and is unreadable. No object is then reported as orphaned.

@@ -9,7 +9,7 @@ use std::path::Path;
 use rpc::journal::{self, State};
 
 use super::kernel::{self, Kubeconfig};
-use super::{Diagnosis, Finding, broken_entry, node, recent_failures};
+use super::{Diagnosis, Finding, broken_entry, failed_to_detach, node, recent_failures};
 use crate::manifest_plan::Inputs;
 use crate::place::Place;
 use cli_support::failure::Failure;
@@ -41,7 +41,7 @@ pub(super) fn diagnose(place: &Place) -> Result<Diagnosis, Failure> {
                         "sandbox {} of {}/{}",
                         entry.container_id, entry.plan.pod.namespace, entry.plan.pod.name
                     );
-                    let why = format!("failed to detach {}: {failure}", delegate.ifname);
+                    let why = failed_to_detach(delegate, failure);
                     let detach = place.line(&format!("detach --container-id {}", entry.container_id));
                     findings.push(Finding::new(what, why, detach));
                 }

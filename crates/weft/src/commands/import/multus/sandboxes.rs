@@ -171,6 +171,7 @@ fn entry(
         network_status,
         complete: true,
         changing: false,
+        in_order: false,
     })
 }
 
