@@ -111,7 +111,7 @@ fn journal_entry_of_the_first_release_is_checked_and_detached() {
 }
 
 #[test]
-fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
+fn journal_unreadable_entry_is_never_overwritten() {
     let host = host!(Feature::Bridge);
     let (cluster, config) = world(&host);
     let pod = host.pod("web");
@@ -132,9 +132,12 @@ fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
         host.write(&file, content);
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let known = with(&config, &json!({ "prevResult": {} }));
-        for (verb, finished) in
-            [("DEL", weft.del(&config)), ("ADD", weft.add(&config)), ("CHECK", weft.check(&known))]
-        {
+        let mut calls = vec![("ADD", weft.add(&config)), ("CHECK", weft.check(&known))];
+        // The newer release can read it.
+        if label.contains("newer") {
+            calls.push(("DEL", weft.del(&config)));
+        }
+        for (verb, finished) in calls {
             let (code, message) = refusal(&finished);
             assert_eq!(code, 6, "{verb} with an entry {label}: {message}");
             assert!(message.contains(&file), "{verb} with an entry {label}: {message}");
@@ -164,15 +167,45 @@ fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
     assert_refused("GC", &rig::gc(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
     assert!(links(&other).is_empty(), "GC removes the sandbox that is not valid");
     assert_eq!(links(&pod), ["eth0", "net1", "net2"]);
-    // A FIFO without a writer.
-    host.run(["sh", "-c", &format!("rm {file} && mkfifo {file}")]);
-    let (_, message) = refusal(&weft.del(&config));
-    assert!(message.contains(&file) && message.contains("not a file"), "{message}");
-    host.run(["rm", &file]);
     // The repaired entry works again.
     host.write(&file, whole);
     weft.del(&config).success();
     assert!(links(&pod).is_empty() && cluster.entry(&pod).is_none());
+}
+
+#[test]
+fn journal_unreadable_entry_is_moved_aside_by_del() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let (cluster, config) = world(&host);
+    let before = host.snapshot();
+    for (label, script) in [
+        ("truncated at 300 bytes", "truncate -s 300 $0"),
+        ("empty", "truncate -s 0 $0"),
+        ("of zeroes", "head -c 500 /dev/zero >$0"),
+        ("another document", "echo '[]' >$0"),
+        ("a pipe", "rm $0; mkfifo $0"),
+        ("a directory", "rm $0; mkdir $0"),
+    ] {
+        let pod = host.pod("web");
+        let weft = cluster.attachment(&pod);
+        let result = weft.add(&config).success().json();
+        let file = entry_path(&pod);
+        host.run(["sh", "-c", script, &file]);
+        let aside = format!("{file}.unreadable");
+        weft.del(&with(&config, &json!({ "prevResult": result }))).success();
+        assert!(links(&pod).is_empty(), "{label}: {:?}", links(&pod));
+        host.run(["test", "-e", &aside]);
+        rig::gc(&weft, &config, Some(&[])).success();
+        // A second one is kept beside the first.
+        weft.add(&config).success();
+        host.write(&file, "{");
+        weft.del(&config).success();
+        assert_eq!(host.read(format!("{aside}.1")).as_deref(), Some("{"), "{label}");
+        assert!(links(&pod).is_empty(), "{label}, without a result: {:?}", links(&pod));
+        host.run(["rm", "-r", &aside, &format!("{aside}.1")]);
+        pod.remove();
+        assert_nothing_left(label, &host, &before);
+    }
 }
 
 #[test]
@@ -389,9 +422,10 @@ fn journal_entry_of_another_sandbox_is_refused_and_kept() {
     let mut other = cluster.attachment(&pod);
     other.container_id = "copy".to_owned();
     let words = ["copy.json", "it is of sandbox", &pod.container_id()];
-    assert_refused("a copy", &other.del(&config), 6, &words);
+    assert_refused("a copy", &other.add(&config), 6, &words);
+    other.del(&config).success();
     assert_eq!(links(&pod).len(), 3);
-    host.run(["rm", &copy]);
+    host.run(["rm", &format!("{copy}.unreadable")]);
     weft.del(&config).success();
 }
 

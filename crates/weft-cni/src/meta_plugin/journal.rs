@@ -1,7 +1,7 @@
 //! Files of the journal: one entry for each sandbox, written durably before the first effect.
 //!
 //! The format is [`rpc::journal`]; order of writes, fsync, and the states after a crash are in `docs/design/journal.md`.
-//! An entry that cannot be read or is of a newer release is never overwritten and never removed.
+//! An entry that cannot be decoded is never overwritten and never removed: a DEL moves it aside.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -10,8 +10,13 @@ use std::path::{Path, PathBuf};
 
 use cni::name::ContainerId;
 use cni::{Context, Error, code};
+use plugin_support::log;
 use rpc::journal::{ENTRIES, ENTRY_MAX, Entry};
-use rustix::fs::OFlags;
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+/// Largest number of unreadable entries of one sandbox that are kept.
+const ASIDE_MAX: usize = 16;
 
 /// Journal of this node.
 #[derive(Clone, Debug)]
@@ -55,6 +60,46 @@ impl Journal {
             return Err(Error::new(code::DECODING_FAILURE, why));
         }
         Ok(Some(entry))
+    }
+
+    /// As [`Journal::read`] for a DEL, but an entry that cannot be decoded is moved aside, as `ID.json.unreadable`. A file that
+    /// cannot be read stays, because a later call may read it, and so does an entry of a newer release.
+    ///
+    /// # Errors
+    /// The entry cannot be read, or not be moved.
+    pub(super) fn read_or_set_aside(&self, container: &ContainerId) -> Result<Found, Error> {
+        match self.read(container) {
+            Ok(Some(entry)) => Ok(Found::Entry(Box::new(entry))),
+            Ok(None) => Ok(Found::Nothing),
+            Err(error) if error.code == code::DECODING_FAILURE && !self.is_newer(container) => {
+                let path = self.set_aside(container)?;
+                log!("weft: {error}: moved to {}", path.display());
+                Ok(Found::Unreadable)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_newer(&self, container: &ContainerId) -> bool {
+        matches!(read_bounded(&self.file(container)), Ok(Some(bytes)) if Entry::is_newer(&bytes))
+    }
+
+    /// Renames an entry to a name that no entry has and no file had; returns the new path.
+    fn set_aside(&self, container: &ContainerId) -> Result<PathBuf, Error> {
+        let path = self.file(container);
+        let names = (0..ASIDE_MAX).map(|number| match number {
+            0 => format!("{container}.json.unreadable"),
+            number => format!("{container}.json.unreadable.{number}"),
+        });
+        let failed = |errno: Errno| Error::io(format_args!("journal: move {} aside", path.display()), errno);
+        for target in names.map(|name| self.directory.join(name)) {
+            match renameat_with(CWD, &path, CWD, &target, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(target),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        Err(failed(Errno::EXIST))
     }
 
     /// Writes an entry durably: file and directory are synchronized on return.
@@ -139,6 +184,16 @@ impl Journal {
     }
 }
 
+/// What a DEL finds in the journal.
+pub(super) enum Found {
+    /// The entry of the sandbox.
+    Entry(Box<Entry>),
+    /// An entry that cannot be decoded. It was moved aside.
+    Unreadable,
+    /// No entry.
+    Nothing,
+}
+
 /// The open entry of a sandbox that is being attached.
 pub(super) struct Record {
     file: File,
@@ -174,7 +229,8 @@ fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>, Error> {
         Err(cause) => return Err(failed(cause)),
     };
     if !file.metadata().map_err(failed)?.is_file() {
-        return Err(failed(std::io::Error::other("not a file")));
+        let why = format!("journal: {}: unreadable: not a file", path.display());
+        return Err(Error::new(code::DECODING_FAILURE, why));
     }
     let mut bytes = Vec::new();
     file.take(ENTRY_MAX).read_to_end(&mut bytes).map_err(failed)?;

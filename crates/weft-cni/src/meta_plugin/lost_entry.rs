@@ -1,5 +1,5 @@
-//! DEL of a sandbox whose journal entry was lost: the directory of the journal was deleted or moved, or Multus attached
-//! the sandbox.
+//! DEL of a sandbox whose journal entry was lost: the directory of the journal was deleted or moved, the entry cannot be
+//! decoded, or Multus attached the sandbox.
 //!
 //! The networks are taken down from a new plan of the pod, as Multus does. The plan becomes a journal entry before the
 //! first effect, so a DEL that is killed or fails is continued by the next one.
@@ -20,7 +20,7 @@ use std::path::Path;
 use cni::invocation::Detach;
 use cni::network::Network;
 use cni::runtime::cache::{self, Cache};
-use cni::{Context, Error};
+use cni::{Context, Error, code};
 use npwg::configuration::Flavour;
 use npwg::plan::{Delegate, Plan, Role, Sandbox};
 use plugin_support::log;
@@ -31,13 +31,23 @@ use super::agent::PlannedSandbox;
 use super::{Node, detach, enforcement, namespace, planning, readiness};
 use crate::builtins;
 
-/// Takes down the networks of a sandbox that was attached and has no journal entry.
+/// Takes down the networks of a sandbox that was attached and has no journal entry. `was_attached`: whether it had an entry,
+/// which cannot be read.
 ///
 /// # Errors
-/// All failures in one; the journal then has an entry with the remaining attachments.
-pub(super) fn take_down(node: &Node, request: &Detach, flavour: Flavour) -> Result<(), Error> {
+/// All failures in one; the journal then has an entry with the remaining attachments. Or the runtime's cache cannot be read.
+pub(super) fn take_down(
+    node: &Node,
+    request: &Detach,
+    flavour: Flavour,
+    was_attached: bool,
+) -> Result<(), Error> {
     let Detach { who, netns, call } = request;
-    let Some(result) = result_of_add(request) else { return Ok(()) };
+    let result = match result_of_add(request)? {
+        Some(result) => result,
+        None if was_attached => None,
+        None => return Ok(()),
+    };
     readiness::wait_briefly(&node.configuration);
     let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
     let mut plan = match planning::plan_to_detach(&node.configuration, call, &sandbox, flavour) {
@@ -76,6 +86,7 @@ pub(super) fn take_down(node: &Node, request: &Detach, flavour: Flavour) -> Resu
         network_status: Vec::new(),
         complete: false,
         changing: false,
+        in_order: false,
     };
     enforcement::assign_lost(node.journal.directory(), &node.invoker, &mut entry);
     log!("weft: the journal has no entry of {}: its networks are detached from a new plan", who.container);
@@ -88,28 +99,32 @@ pub(super) fn take_down(node: &Node, request: &Detach, flavour: Flavour) -> Resu
 
 /// Returns the result of the ADD that the runtime still has; `None` if nothing is attached as far as the runtime knows. An
 /// unknown result is `Some(None)`.
-fn result_of_add(request: &Detach) -> Option<Option<Box<RawValue>>> {
+///
+/// # Errors
+/// The cache cannot be read now, so it is unknown whether anything is attached.
+fn result_of_add(request: &Detach) -> Result<Option<Option<Box<RawValue>>>, Error> {
     let Detach { who, netns: _, call } = request;
     match call.config.prev_result() {
         Ok(None) => {}
-        Err(_) => return Some(None),
+        Err(_) => return Ok(Some(None)),
         Ok(Some(success)) => {
             let value = success.to_value(call.config.version).ok();
-            return Some(value.and_then(|value| serde_json::value::to_raw_value(&value).ok()));
+            return Ok(Some(value.and_then(|value| serde_json::value::to_raw_value(&value).ok())));
         }
     }
     // A runtime passes no result in a version before 0.4.0.
     let cache = Cache::new(Path::new(cache::DIRECTORY));
     match cache.entry(&call.config.name, who) {
-        Ok(None) => None,
+        Ok(None) => Ok(None),
         Ok(Some(_)) => {
             let result = cache.result(&call.config.name, who, call.config.version);
-            Some(result.ok().flatten().map(|attached| attached.raw))
+            Ok(Some(result.ok().flatten().map(|attached| attached.raw)))
         }
+        Err(error) if error.code == code::IO_FAILURE => Err(error.context("the runtime's cache")),
         // An invalid file proves nothing.
         Err(error) => {
             log!("weft: the runtime's cache: {error}");
-            None
+            Ok(None)
         }
     }
 }
