@@ -32,7 +32,10 @@ const RESULT: &[u8] = br#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}
 fuzz_target!(|input: &str| {
     let (annotation, config) = input.split_once('\0').unwrap_or((input, r#"{"type":"bridge"}"#));
     let Some(plan) = planned(annotation, config) else { return };
+    let sandbox = Sandbox { container: plan.container.clone(), ifname: IfName::new("eth0").expect("a name") };
+    plan.expect_for(&sandbox, &plan.pod).expect("weft-cni accepts what the planner plans");
     for delegate in &plan.delegates {
+        assert_attachable(delegate);
         // DEL reads the plan from the journal.
         let json = serde_json::to_vec(delegate).expect("JSON");
         let recorded: Delegate = serde_json::from_slice(&json).expect("a delegate");
@@ -61,6 +64,20 @@ fn planned(annotation: &str, config: &str) -> Option<Plan> {
         held: &[],
     };
     plan(&request).ok()
+}
+
+/// Asserts that the linter, which reads the definition as the plugins do, never panics, and that no plan contains the
+/// meta-plugin, whose DEL could not end.
+fn assert_attachable(delegate: &Delegate) {
+    let definition = serde_json::json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": { "name": "a", "namespace": "ns" }, "spec": { "config": delegate.config },
+    });
+    let _ = manifest::Manifest::parse(&definition.to_string());
+    let network = Network::parse(delegate.config.as_bytes(), "plan").expect("a network");
+    for name in network.needs().unwrap_or_default() {
+        assert!(!npwg::definition::META_PLUGINS.contains(&name.as_str()), "{name}");
+    }
 }
 
 /// Renders each plugin's configuration and reads it as a built-in plugin does.

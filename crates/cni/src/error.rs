@@ -38,6 +38,9 @@ pub mod code {
     pub const NOT_AVAILABLE: u32 = 50;
     /// STATUS: an ADD would fail now, and running containers may have lost connectivity.
     pub const LIMITED_CONNECTIVITY: u32 = 51;
+    /// No plugin ran: the kernel refuses to execute the program, or the program contains no plugin of this name. The same
+    /// call fails again (weft, outside the specification; number as the exit status of a shell).
+    pub const NOT_EXECUTED: u32 = 126;
     /// Any other error (Go library, outside the specification).
     pub const INTERNAL: u32 = 999;
 }

@@ -17,7 +17,8 @@
 //! Source: PR_SET_PDEATHSIG(2const); execve(2); pidfd_open(2).
 
 use std::ffi::OsString;
-use std::io::{self, ErrorKind};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -55,6 +56,9 @@ pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration)
     if !is_parent(parent) {
         return io::Error::other("the parent process has exited");
     }
+    if is_for_a_shell(program) {
+        return Errno::NOEXEC.into();
+    }
     let until = Instant::now() + busy;
     loop {
         let cause = Command::new(program).args(arguments).exec();
@@ -63,6 +67,20 @@ pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration)
         }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Whether execvp(3) would run a shell with this program, because the kernel does not know its format. glibc does that; the
+/// library of the released programs does not.
+fn is_for_a_shell(program: &Path) -> bool {
+    let head = |path: &Path| {
+        let mut head = Vec::new();
+        File::open(path).and_then(|file| file.take(20).read_to_end(&mut head)).map(|_| head)
+    };
+    // Class, byte order and machine of an ELF file.
+    let kind = |head: &[u8]| Some((head.get(..6)?.to_vec(), head.get(18..20)?.to_vec()));
+    let own = || head(Path::new("/proc/self/exe")).ok().and_then(|own| kind(&own));
+    let is_foreign = |found: Vec<u8>| !found.starts_with(b"#!") && kind(&found) != own();
+    cfg!(target_env = "gnu") && head(program).is_ok_and(is_foreign)
 }
 
 /// Waits until the process `parent`, which started the calling process, has exited.

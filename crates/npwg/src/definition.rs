@@ -191,8 +191,8 @@ fn on_disk(
     Err(Refusal::failed(Fault::new(Rule::ConfigNotFound, subject, reason)))
 }
 
-/// Meta-plugins, which attach all networks of a pod.
-pub const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
+/// Meta-plugins, which attach all networks of a pod, and `weft-cni`, which is no plugin under its own name.
+pub const META_PLUGINS: &[&str] = &["weft", "weft-cni", "multus", "multus-shim"];
 
 /// Refuses a network with a meta-plugin among its plugins or their address management plugins. The meta-plugin would attach
 /// the same pod again without end, with the definition's settings instead of those of the node.

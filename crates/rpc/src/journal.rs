@@ -9,7 +9,7 @@ mod call;
 use std::collections::BTreeSet;
 
 use cni::error::{Error, code};
-use cni::name::{ContainerId, IfName};
+use cni::name::{ContainerId, IfName, PluginType};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -82,6 +82,10 @@ pub struct Attachment {
     /// Duration of its ADD, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microseconds: Option<u64>,
+    /// Plugins that its failed ADD did not reach, or whose programs the kernel refused to execute. There is nothing to remove
+    /// if their DEL fails.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub never_ran: BTreeSet<PluginType>,
     /// Error of its last DEL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Error>,
@@ -217,16 +221,18 @@ impl Entry {
         encoded(&Progress::<(), _>::Complete { network_status: &self.network_status })
     }
 
+    /// Whether these bytes are an entry of a newer release, which that release can read.
+    pub fn is_newer(bytes: &[u8]) -> bool {
+        let first = serde_json::Deserializer::from_slice(bytes).into_iter::<Head>().next();
+        first.is_some_and(|head| head.is_ok_and(|head| head.version > VERSION))
+    }
+
     /// Reads an entry and the progress values after it.
     ///
     /// # Errors
     /// Code 6: not an entry, or one of a newer version; the details name the next step.
     pub fn read(bytes: &[u8]) -> Result<Entry, Error> {
-        #[derive(Deserialize)]
-        struct Head {
-            version: u32,
-        }
-        const CURE: &str = "it is left as it is: see docs/operations.md, «A pod is not deleted»";
+        const CURE: &str = "see docs/operations.md, «A pod is not deleted»";
         let fault = |why: String| Error::new(code::DECODING_FAILURE, why).details(CURE);
         let unreadable = |cause: serde_json::Error| {
             fault(format!("unreadable: {}", cni::wording::syntax_error(bytes, &cause)))
@@ -256,6 +262,12 @@ impl Entry {
         }
         Ok(entry)
     }
+}
+
+/// Beginning of every version of an entry.
+#[derive(Deserialize)]
+struct Head {
+    version: u32,
 }
 
 /// Returns a value as one line of JSON.
@@ -296,6 +308,8 @@ mod tests {
     fn journal_truncated_or_newer_entry_is_refused() {
         let newer = Entry::read(br#"{"version":2,"anything":[]}"#).unwrap_err();
         assert_eq!((newer.code, newer.msg.as_str()), (6, "version 2: this release reads up to 1"));
+        assert!(Entry::is_newer(br#"{"version":2,"anything":[]}"#) && !Entry::is_newer(br#"{"version":1}"#));
+        assert!(!Entry::is_newer(br#"{"version":2,"anyth"#));
         for broken in [&b""[..], b"{", b"{}", b"[]", br#"{"version":1}"#, b"\0\0\0"] {
             let error = Entry::read(broken).map(|_| ()).unwrap_err();
             assert!(error.msg.starts_with("unreadable: ") && !error.details.is_empty(), "{error}");

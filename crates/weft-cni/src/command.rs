@@ -270,31 +270,8 @@ impl<'a> Command<'a> {
             [tasks::COMMAND, tasks::AFTER, parent] => {
                 Command::RunTasks { on_host: false, after: Some(parent) }
             }
-            [transfer::COMMAND, directory, pool, transfer::ANY] => {
-                Command::GiveUp { directory: Path::new(*directory), pool }
-            }
-            [transfer::COMMAND, directory, pool, transfer::IDLE_BLOCKS] => {
-                Command::ReturnIdle { directory: Path::new(*directory), pool }
-            }
-            [transfer::COMMAND, directory, pool, transfer::RESTORE] => {
-                Command::Restore { directory: Path::new(*directory), pool }
-            }
-            [transfer::COMMAND, directory, pool, transfer::FREE, address, transfer::FORCE] => {
-                Command::FreeAddress { directory: Path::new(*directory), pool, address, entries: Vec::new() }
-            }
-            [transfer::COMMAND, directory, pool, transfer::FREE, address, entries @ ..]
-                if !entries.is_empty() =>
-            {
-                let entries = entries.iter().map(|entries| Path::new(*entries)).collect();
-                Command::FreeAddress { directory: Path::new(*directory), pool, address, entries }
-            }
-            [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
-                Command::ReleaseAddress {
-                    directory: Path::new(*directory),
-                    pool,
-                    lease,
-                    address: address.first().copied(),
-                }
+            [transfer::COMMAND, rest @ ..] if !rest.is_empty() => {
+                Command::parse_transfer(rest).unwrap_or_else(|| Command::Invalid(words.to_vec()))
             }
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Invalid(words.to_vec()))
@@ -308,6 +285,32 @@ impl<'a> Command<'a> {
                 | "version",
                 ..,
             ] => Command::Invalid(words.to_vec()),
+            _ => return None,
+        })
+    }
+
+    fn parse_transfer(words: &[&'a str]) -> Option<Command<'a>> {
+        Some(match words {
+            [directory, pool, transfer::ANY] => Command::GiveUp { directory: Path::new(*directory), pool },
+            [directory, pool, transfer::IDLE_BLOCKS] => {
+                Command::ReturnIdle { directory: Path::new(*directory), pool }
+            }
+            [directory, pool, transfer::RESTORE] => {
+                Command::Restore { directory: Path::new(*directory), pool }
+            }
+            [directory, pool, transfer::FREE, address, transfer::FORCE] => {
+                Command::FreeAddress { directory: Path::new(*directory), pool, address, entries: Vec::new() }
+            }
+            [directory, pool, transfer::FREE, address, entries @ ..] if !entries.is_empty() => {
+                let entries = entries.iter().map(|entries| Path::new(*entries)).collect();
+                Command::FreeAddress { directory: Path::new(*directory), pool, address, entries }
+            }
+            [directory, pool, lease, address @ ..] if address.len() <= 1 => Command::ReleaseAddress {
+                directory: Path::new(*directory),
+                pool,
+                lease,
+                address: address.first().copied(),
+            },
             _ => return None,
         })
     }

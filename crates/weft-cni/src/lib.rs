@@ -18,6 +18,7 @@ pub mod install;
 pub mod inventory;
 pub mod meta_plugin;
 pub mod plugin_invoker;
+mod recursion;
 pub mod role;
 pub mod weft_ipam;
 

@@ -19,6 +19,7 @@ mod change;
 mod detach;
 mod devices;
 pub(crate) mod enforcement;
+pub mod forget;
 mod gc;
 mod history;
 pub mod import_entry;
@@ -51,10 +52,11 @@ use plugin_support::log;
 use rpc::journal::{self as record, Entry};
 use rpc::plan::{AttachmentReport, PlanReport, PluginCall};
 
-use crate::plugin_invoker::{self, PluginInvoker, Run};
+use crate::plugin_invoker::{PluginInvoker, Run};
+use crate::recursion;
 use agent::PlannedSandbox;
 use history::CallRecorder;
-use journal::Journal;
+use journal::{Found, Journal};
 use lock::Lock;
 
 /// Meta-plugin, under one of its names.
@@ -139,13 +141,17 @@ impl Weft {
         recorder.stage("lock");
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         recorder.stage("entry");
-        let Some(mut entry) = node.journal.read(&who.container)? else {
+        let mut entry = match node.journal.read_or_set_aside(&who.container)? {
+            Found::Entry(entry) => *entry,
             // The entry is written before the first effect, so without an entry weft attached nothing, or the entry was lost.
-            node.journal.remove(&who.container)?;
-            preexisting::take_down(&node, request)?;
-            lost_entry::take_down(&node, request, self.0)?;
-            lock.retire();
-            return Ok(());
+            found @ (Found::Nothing | Found::Unreadable) => {
+                let was_attached = matches!(found, Found::Unreadable);
+                node.journal.remove(&who.container)?;
+                preexisting::take_down(&node, request)?;
+                lost_entry::take_down(&node, request, self.0, was_attached)?;
+                lock.retire();
+                return Ok(());
+            }
         };
         if entry.ifname != who.ifname {
             // An ADD under this interface name was refused; the entry is of another attachment.
@@ -205,7 +211,7 @@ impl Weft {
         work: impl FnOnce(&mut CallRecorder) -> Result<T, Error>,
     ) -> Result<T, Error> {
         // A network's definition must not choose the directory of a record: the call of the meta-plugin itself is recorded.
-        plugin_invoker::refuse_delegate()?;
+        recursion::refuse_delegate()?;
         let mut recorder = CallRecorder::begin(verb, planning::named(call.args()));
         if let Some(Attachment { container, ifname }) = who {
             recorder.sandbox(container, ifname);
@@ -238,7 +244,7 @@ impl Weft {
     }
 
     fn node_of(&self, configuration: NodeConfiguration, call: &Call) -> Result<Node, Error> {
-        plugin_invoker::refuse_delegate()?;
+        recursion::refuse_delegate()?;
         logging::direct(&configuration.logging);
         for warning in &configuration.warnings {
             log!("weft: {}", warning.fault);
@@ -278,6 +284,10 @@ impl Plugin for Weft {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
+        // As a delegate, it attaches nothing.
+        if recursion::refuse_delegate().is_err() {
+            return Ok(());
+        }
         let Detach { who, netns: _, call } = request;
         self.recorded("DEL", call, Some(who), |recorder| self.del_recorded(request, recorder))
     }
@@ -288,6 +298,9 @@ impl Plugin for Weft {
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
+        if recursion::refuse_delegate().is_err() {
+            return Ok(());
+        }
         self.recorded("GC", &request.call, None, |recorder| {
             let node = self.node(&request.call)?;
             recorder.journal(&node.journal);

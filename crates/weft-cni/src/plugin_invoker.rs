@@ -7,32 +7,33 @@
 //! - A plugin is searched once: a pod with several networks calls the same few plugins many times.
 //! - Input and output are the same bytes in both cases.
 //! - A program is killed when this process ends.
-//! - A meta-plugin is never a delegate.
+//! - A meta-plugin is never a delegate, and `ipam.type` never names a plugin that has an IPAM plugin itself. Programs that
+//!   call each other through weft end at a fixed depth ([`recursion`]).
+//! - A call that every ADD refuses has done nothing, so its DEL and GC succeed. The same holds for the DEL of a plugin that
+//!   never ran ([`Excuse`]).
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cni::Error;
 use cni::environment::Environment;
 use cni::invoke::Invoke;
 use cni::name::PluginType;
 use cni::plugin::respond;
 use cni::runtime::exec::Exec;
+use cni::{Error, code};
 use linux::parent_death;
 use npwg::configuration::Builtin;
-use npwg::definition::META_PLUGINS;
 use plugin_support::log::{self, Level};
 
-use crate::builtins;
+use crate::{builtins, recursion};
 
-/// Environment variable of every delegate and its children: in these processes the meta-plugin refuses to run.
-const DELEGATE: &str = "WEFT_DELEGATE";
 /// Deadline of the delegates of a plugin that runs alone: shorter than the kubelet's timeout for a whole pod.
 const DEADLINE: Duration = Duration::from_secs(100);
 /// Largest number of recorded invocations.
@@ -49,6 +50,18 @@ pub struct PluginInvoker {
     runs: RefCell<Vec<Run>>,
     depth: Cell<usize>,
     origins: RefCell<Vec<Origin>>,
+    ran: RefCell<BTreeSet<PluginType>>,
+    excuse: RefCell<Excuse>,
+}
+
+/// Plugins of an attachment whose DEL may fail, because they never ran.
+#[derive(Clone, Debug, Default)]
+pub struct Excuse {
+    /// Plugins that the ADD did not reach or could not execute, as the journal records.
+    pub never_ran: BTreeSet<PluginType>,
+    /// Whether the ADD did not end. A program that the kernel refuses to execute now is then taken for one that it also
+    /// refused to execute for the ADD.
+    pub is_unfinished: bool,
 }
 
 /// Result of a search: whether a plugin of this name, with this CNI_PATH, runs in this process.
@@ -81,7 +94,8 @@ pub struct Run {
 impl PluginInvoker {
     /// Returns the invoker of a plugin that runs as its own process.
     pub fn of_process() -> PluginInvoker {
-        PluginInvoker::new(Builtin::Auto, DEADLINE)
+        // Its delegates are IPAM plugins.
+        PluginInvoker { depth: Cell::new(1), ..PluginInvoker::new(Builtin::Auto, DEADLINE) }
     }
 
     /// Returns an invoker with a rule for built-in plugins and a deadline for programs.
@@ -93,6 +107,8 @@ impl PluginInvoker {
             runs: RefCell::default(),
             depth: Cell::default(),
             origins: RefCell::default(),
+            ran: RefCell::default(),
+            excuse: RefCell::default(),
         }
     }
 
@@ -104,6 +120,19 @@ impl PluginInvoker {
     /// Takes the recorded invocations, in the order of their start.
     pub fn take_runs(&self) -> Vec<Run> {
         self.runs.take()
+    }
+
+    /// Takes the plugins whose ADD has run since the last call.
+    pub fn take_ran(&self) -> BTreeSet<PluginType> {
+        self.ran.take()
+    }
+
+    /// Runs `work`, in which the DEL of an excused plugin succeeds.
+    pub fn excusing<T>(&self, excuse: Excuse, work: impl FnOnce() -> T) -> T {
+        let outer = self.excuse.replace(excuse);
+        let done = work();
+        self.excuse.replace(outer);
+        done
     }
 
     /// Whether `plugin` runs in this process, given this CNI_PATH.
@@ -141,10 +170,14 @@ impl PluginInvoker {
 
 impl Invoke for PluginInvoker {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+        let depth = self.depth.get();
         if !self.records.get() {
-            return self.run_logged(plugin, environment, stdin);
+            self.depth.set(depth + 1);
+            let done = self.run_logged(plugin, environment, stdin);
+            self.depth.set(depth);
+            return done;
         }
-        let (place, depth, began) = (self.runs.borrow().len(), self.depth.get(), Instant::now());
+        let (place, began) = (self.runs.borrow().len(), Instant::now());
         if place < RUNS_MAX {
             let Environment { command, ifname, .. } = environment;
             let (plugin, verb, ifname) = (plugin.clone(), command.clone(), ifname.clone());
@@ -185,15 +218,46 @@ impl PluginInvoker {
     }
 
     fn run(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
-        if META_PLUGINS.contains(&plugin.as_str()) {
-            return Err(refused_delegate().context(plugin));
+        let undoes = matches!(environment.command.as_str(), "DEL" | "GC");
+        if let Err(error) = recursion::refuse_call(plugin, self.depth.get() > 1) {
+            return if undoes { Ok(Vec::new()) } else { Err(error) };
         }
+        let done = self.choose(plugin, environment, stdin, undoes);
+        match done {
+            Err(error) if environment.command == "DEL" && self.is_excused(plugin, &error) => {
+                plugin_support::log!("weft: {error}: {plugin} never ran for this network: nothing to remove");
+                Ok(Vec::new())
+            }
+            // For the reader of an error, it is one of the file system.
+            Err(error) if error.code == code::NOT_EXECUTED => Err(Error { code: code::IO_FAILURE, ..error }),
+            done => {
+                if environment.command == "ADD" {
+                    self.ran.borrow_mut().insert(plugin.clone());
+                }
+                done
+            }
+        }
+    }
+
+    fn is_excused(&self, plugin: &PluginType, error: &Error) -> bool {
+        let excuse = self.excuse.borrow();
+        excuse.never_ran.contains(plugin) || (excuse.is_unfinished && error.code == code::NOT_EXECUTED)
+    }
+
+    /// Calls the plugin in this process, or its program.
+    fn choose(
+        &self,
+        plugin: &PluginType,
+        environment: &Environment,
+        stdin: &[u8],
+        undoes: bool,
+    ) -> Result<Vec<u8>, Error> {
         match builtins::find(plugin.as_str()) {
             Some(builtin) if self.in_process(plugin, &environment.path) => {
                 respond(builtin, environment, &mut &*stdin, self).into_result()
             }
             builtin => match (builtin, self.undecided(plugin, &environment.path)) {
-                (Some(builtin), Some(_)) if matches!(environment.command.as_str(), "DEL" | "GC") => {
+                (Some(builtin), Some(_)) if undoes => {
                     respond(builtin, environment, &mut &*stdin, self).into_result()
                 }
                 (_, Some(error)) => Err(error),
@@ -206,24 +270,8 @@ impl PluginInvoker {
 /// Returns the command of a delegate: it is killed with this process, and its environment identifies it as a delegate.
 fn command(program: &Path) -> Command {
     let mut command = parent_death::command(program);
-    command.env(DELEGATE, "1");
+    command.env(recursion::DELEGATE, recursion::process_depth().saturating_add(1).to_string());
     command
-}
-
-/// Refuses to run the meta-plugin in a process that a delegate has started. A delegate passes on the configuration of a
-/// definition, not the node's.
-///
-/// # Errors
-/// This process is a delegate or a child of one.
-pub fn refuse_delegate() -> Result<(), Error> {
-    match std::env::var_os(DELEGATE) {
-        None => Ok(()),
-        Some(_) => Err(refused_delegate()),
-    }
-}
-
-fn refused_delegate() -> Error {
-    Error::config("a plugin of a network calls the meta-plugin, which would attach the pod's networks again")
 }
 
 /// Returns the refusal to serve a name whose state in the cluster nothing has taken over.
@@ -246,15 +294,20 @@ enum Program {
 
 /// Returns the origin of the first program in CNI_PATH with the plugin's name; `None` if there is none.
 fn program(plugin: &PluginType, path: &str) -> Option<Program> {
-    let own = identity(Path::new("/proc/self/exe"));
+    let own = own_identity();
     let directories = path.split(':').filter(|directory| !directory.is_empty());
     let found =
         directories.filter_map(|directory| identity(&Path::new(directory).join(plugin.as_str()))).next()?;
     Some(if Some(found) == own { Program::Own } else { Program::Foreign })
 }
 
+/// Returns device and inode of this program's file.
+pub(crate) fn own_identity() -> Option<(u64, u64)> {
+    identity(Path::new("/proc/self/exe"))
+}
+
 /// Returns device and inode of a file.
-fn identity(path: &Path) -> Option<(u64, u64)> {
+pub(crate) fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino()))
 }
 
@@ -262,7 +315,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 ///
 /// A directory contains this program if any of its usual names leads to this file; this program then comes first.
 fn first_is_foreign(plugin: &PluginType, path: &str) -> bool {
-    let own = identity(Path::new("/proc/self/exe"));
+    let own = own_identity();
     for directory in path.split(':').filter(|directory| !directory.is_empty()).map(Path::new) {
         let found = identity(&directory.join(plugin.as_str()));
         let ours = |name: &str| own.is_some() && identity(&directory.join(name)) == own;

@@ -54,7 +54,7 @@ pub fn refuse<'a>(names: impl Iterator<Item = &'a str>, advice: &str) -> ExitCod
     let why = format!("no plugin with this name: call this program as one of {}", names.join(", "));
     match Environment::of_process().command.as_str() {
         "" => deliver(&Answer { stdout: Vec::new(), stderr: format!("{why}\n"), success: false }),
-        _ => deliver(&Answer::failed(&Error::new(code::INVALID_ENVIRONMENT, why).details(advice))),
+        _ => deliver(&Answer::failed(&Error::new(code::NOT_EXECUTED, why).details(advice))),
     }
 }
 

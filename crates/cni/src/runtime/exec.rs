@@ -22,6 +22,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use crate::environment::{self, Environment};
 use crate::error::{Error, code};
 use crate::invoke::{Invoke, read_error};
@@ -39,6 +41,19 @@ pub const BUSY_MAX: Duration = Duration::from_secs(6);
 
 /// Number of characters that an error quotes from the end of a plugin's output.
 const QUOTE_MAX: usize = 2000;
+
+/// Errors of execve(2) that are about the file: its format, its interpreter, its permissions or its path.
+const REFUSALS: [Errno; 9] = [
+    Errno::NOEXEC,
+    Errno::NOENT,
+    Errno::ACCESS,
+    Errno::NOTDIR,
+    Errno::ISDIR,
+    Errno::LOOP,
+    Errno::NAMETOOLONG,
+    Errno::INVAL,
+    Errno::LIBBAD,
+];
 
 /// Runs plugins as child processes.
 #[derive(Clone, Copy, Debug)]
@@ -117,8 +132,7 @@ impl Exec {
             command.env(environment::NETNS_OVERRIDE, &environment.netns_override);
         }
         let busy_until = started + BUSY_MAX.min(self.deadline);
-        let running = spawn(&mut command, busy_until)
-            .map_err(|cause| Error::io(format_args!("run {}", program.display()), cause))?;
+        let running = spawn(&mut command, busy_until).map_err(|cause| not_executed(program, &cause))?;
         // There is no deadline if the clock cannot express it.
         let until = started.checked_add(self.deadline);
         let (status, output) = child::attend(running, stdin, child::Limits { until, stop: self.stop });
@@ -171,6 +185,14 @@ pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
             format!("failed to find plugin {:?} in path [{searched}]", plugin.as_str()),
         )
     })
+}
+
+/// Returns the error for a program that could not be executed. Its code is [`code::NOT_EXECUTED`] if the kernel refuses this
+/// file, and not for a shortage of the moment.
+pub fn not_executed(program: &Path, cause: &io::Error) -> Error {
+    let error = Error::io(format_args!("run {}", program.display()), cause);
+    let is_refused = Errno::from_io_error(cause).is_some_and(|errno| REFUSALS.contains(&errno));
+    if is_refused { Error { code: code::NOT_EXECUTED, ..error } } else { error }
 }
 
 /// Checks whether the kernel would execute a program: it must be executable, and a binary or a script.

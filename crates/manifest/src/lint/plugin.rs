@@ -187,6 +187,12 @@ impl Chain<'_, '_> {
                 self.unknown_keys(name, own, &["type"], ipam, &place);
                 self.refused(map, path, &|call, provided| plugin_config::check_ipam(name, call, provided));
             }
+            None if knowledge.plugin_keys.contains_key(plugins::canonical(name)) => {
+                let reason = "is not an IPAM plugin: it attaches interfaces or changes them";
+                let cure = format!("name one of {}", plugin_config::IPAM_PLUGINS.join(", "));
+                let value = shown(&Value::from(name));
+                self.say(fault(Rule::InvalidValue, &place.key("type"), reason).showing(&value).cure(cure));
+            }
             None => self.unknown_type(name, knowledge.ipam_keys.keys(), &place),
         }
     }

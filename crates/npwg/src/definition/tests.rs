@@ -175,7 +175,7 @@ fn spec_config_without_plugins_is_refused() {
 
 #[test]
 fn meta_plugin_in_a_definition_is_refused() {
-    for name in ["weft", "multus", "multus-shim"] {
+    for name in META_PLUGINS {
         let fault =
             refused(text(&format!(r#"{{"name":"a","plugins":[{{"type":"x"}},{{"type":"{name}"}}]}}"#)));
         assert_eq!(

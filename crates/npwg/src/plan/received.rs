@@ -6,12 +6,14 @@
 use std::collections::BTreeSet;
 
 use cni::error::{Error, code};
+use cni::network::Network;
 use serde_json::Value;
 
 use super::{
-    CONFIGURATIONS_MAX, DefaultRouteAction, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role, Sandbox,
-    limits,
+    CONFIGURATIONS_MAX, DefaultRouteAction, Delegate, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role,
+    Sandbox, limits,
 };
+use crate::definition::refuse_meta_plugin;
 use crate::device::{PLUGIN_DIRECTORY, attachment_file, is_plugin_file};
 use crate::refusal::quote;
 
@@ -66,6 +68,7 @@ impl Plan {
             }
             limits::check(&delegate.config, &delegate.runtime_config, &delegate.network)
                 .map_err(|refusal| refused(&key("config"), (), &refusal.fault().reason))?;
+            expect_plugins(delegate).map_err(|why| refused(&key("config"), (), &why))?;
             if let DefaultRouteAction::Yield { to, .. } = delegate.default_route
                 && to >= self.delegates.len()
             {
@@ -84,6 +87,13 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Fails if the configuration is not that of a network, or contains a meta-plugin.
+fn expect_plugins(delegate: &Delegate) -> Result<(), String> {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
+    let network = network.map_err(|error| error.to_string())?;
+    refuse_meta_plugin(&network, &delegate.network).map_err(|refusal| refusal.to_string())
 }
 
 fn refused(key: &str, value: impl Into<Value>, why: &str) -> Error {

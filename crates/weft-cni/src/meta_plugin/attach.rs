@@ -8,9 +8,11 @@
 //!
 //! Source: the multi-network specification 6.2, 7.1–7.3; CNI 1.1.0 §3 "Add".
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
+use cni::name::PluginType;
 use cni::network::Network;
 use cni::result::Success;
 use cni::runtime::chain::{self, Attached};
@@ -20,6 +22,7 @@ use npwg::outcome::Outcome;
 use npwg::plan::{Delegate, Plan, Role};
 use npwg::{status, verify};
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 use rpc::journal::{Entry, State};
 
 use super::enforcement::{AheadRules, Enforced};
@@ -104,9 +107,11 @@ fn carry_out(
             name => format!("attach {}/{name} {}", pod.namespace, delegate.ifname),
         };
         let enforced = rules.take(index);
+        let _ = invoker.take_ran();
         let (network, attached) = match attach_one(invoker, entry, delegate, enforced) {
             Ok(attached) => attached,
             Err(error) => {
+                note_never_ran(record, invoker, entry, index);
                 // These networks were not attempted (NPWG1-7.2-2): there is nothing else to tear down.
                 rules.abandon(entry, index + 1);
                 return Err(error.context(step()));
@@ -130,6 +135,28 @@ fn carry_out(
         Some((_, success)) => Ok(success),
         None => Err(Error::internal("the plan contains no network")),
     }
+}
+
+/// Records the plugins that never ran for a failed attachment, for its undo and for a DEL after a kill.
+fn note_never_ran(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry, index: usize) {
+    let never_ran = never_ran(invoker, &entry.plan.delegates[index]);
+    if never_ran.is_empty() {
+        return;
+    }
+    entry.attachments[index].never_ran = never_ran;
+    let recorded = entry.attachments_at(&[index]).and_then(|values| record.add(&values));
+    if let Err(error) = recorded {
+        // The undo follows at once, and needs no record.
+        log!("weft: {error}");
+    }
+}
+
+/// Returns the plugins of a network that did not run for its failed ADD.
+pub(super) fn never_ran(invoker: &PluginInvoker, delegate: &Delegate) -> BTreeSet<PluginType> {
+    let ran = invoker.take_ran();
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
+    let needs = network.and_then(|network| network.needs()).unwrap_or_default();
+    needs.into_iter().filter(|plugin| !ran.contains(plugin)).collect()
 }
 
 /// Attaches one network: publishes its device, enforces its policies unless they are `enforced`, calls its plugins and verifies

@@ -5,6 +5,7 @@
 //! - Unchanged networks are not touched, and a failure of one network does not stop the others.
 //! - Once a change has run for `delegateTimeout`, it starts no further network. A later task does the remaining ones.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use cni::network::Network;
@@ -120,6 +121,7 @@ fn add(
 ) {
     let delegate = entry.plan.delegates[place].clone();
     let started = Instant::now();
+    let _ = invoker.take_ran();
     let attached = in_time
         .and_then(|()| attach::require_free_names(entry, [&delegate]))
         .map_err(|error| (error, false))
@@ -139,11 +141,13 @@ fn add(
                 link: attached_link::read(&mut net, entry, &delegate),
                 rules: entry.attachments[place].rules.take(),
                 microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
+                never_ran: BTreeSet::new(),
                 failure: None,
                 policy_pending: false,
             };
         }
         Err((error, begun)) => {
+            entry.attachments[place].never_ran = attach::never_ran(invoker, &delegate);
             changed.errors.push(record_failure(entry, place, error, "attach"));
             let undone = if begun { detach::detach_one(invoker, entry, place, &delegate) } else { Ok(()) };
             match undone {

@@ -2,7 +2,7 @@
 //!
 //! - Every attachment that may have been begun is taken down. A failure does not stop the others; the remaining ones stay
 //!   in the entry for the next DEL (`docs/design/journal.md`).
-//! - A path that leads to another namespace than the sandbox's is not entered: [`namespace`].
+//! - Plugins get the path of the sandbox's namespace, or none if it leads elsewhere or nowhere: [`namespace`].
 //! - Interfaces of the host return first: a process in the sandbox could mix them up with the links that are removed.
 //! - Links of built-in plugins are then removed with one request, so that the grace period of the kernel passes once.
 //!
@@ -16,7 +16,6 @@ use cni::name::PluginType;
 use cni::network::{Network, plugin_type};
 use cni::plugin::Plugin;
 use cni::runtime::chain::{self, PluginFailure};
-use cni::runtime::exec;
 use cni::{Error, code};
 use linux::link::removal::LinkRemoval;
 use linux::{Netns, Rtnl};
@@ -32,7 +31,7 @@ use super::attached_link::{self, Removal};
 use super::journal::Journal;
 use super::{devices, enforcement, namespace};
 use crate::builtins;
-use crate::plugin_invoker::PluginInvoker;
+use crate::plugin_invoker::{Excuse, PluginInvoker};
 
 /// Takes down everything that may exist according to the entry, and removes the entry if nothing remains.
 ///
@@ -41,7 +40,7 @@ use crate::plugin_invoker::PluginInvoker;
 pub(super) fn take_down(journal: &Journal, invoker: &PluginInvoker, entry: &mut Entry) -> Result<(), Error> {
     let mut errors = Vec::new();
     let recorded = entry.netns.clone();
-    namespace::forget_another(entry)?;
+    namespace::forget_gone(entry)?;
     let delegates = entry.plan.delegates.clone();
     let (moved, others): (Vec<usize>, Vec<usize>) =
         (0..delegates.len()).rev().partition(|index| moves_interface(&delegates[*index]));
@@ -107,8 +106,12 @@ pub(super) fn detach_one(
         None
     });
     let parameters = entry.parameters(delegate);
-    let mut failures = chain::del_all(invoker, &network, &parameters, last.as_ref());
-    if entry.attachments[index].state == State::Planned {
+    let attachment = &entry.attachments[index];
+    let is_unfinished = attachment.state == State::Planned;
+    let excuse = Excuse { never_ran: attachment.never_ran.clone(), is_unfinished };
+    let mut failures =
+        invoker.excusing(excuse, || chain::del_all(invoker, &network, &parameters, last.as_ref()));
+    if is_unfinished {
         failures.retain(|failure| !never_acted(invoker, &entry.path, failure));
     }
     let mut errors: Vec<Error> = failures.into_iter().map(|failure| failure.error).collect();
@@ -122,8 +125,8 @@ pub(super) fn detach_one(
     cni::error::collected(errors)
 }
 
-/// Whether a plugin that fails at DEL cannot have done anything in an incomplete ADD. It refuses the version, it is built in
-/// and refuses the configuration, which it reads before it acts, or the kernel cannot execute its program.
+/// Whether a plugin that fails at DEL cannot have done anything in an incomplete ADD: it refuses the version, or it is built
+/// in and refuses the configuration, which it reads before it acts. Programs that were not executed: [`Excuse`].
 fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>) -> bool {
     let PluginFailure { plugin, error } = failure;
     let Ok(kind) = plugin_type(plugin) else { return false };
@@ -133,9 +136,6 @@ fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>)
             let ipam: IpamType = plugin.read("ipam").ok().flatten().unwrap_or_default();
             let ipam = PluginType::new(&ipam.r#type).ok();
             [Some(kind), ipam].into_iter().flatten().all(|plugin| invoker.in_process(&plugin, path))
-        }
-        code::IO_FAILURE if !invoker.in_process(&kind, path) => {
-            exec::find(&kind, path).is_ok_and(|program| exec::check_executable(&program).is_err())
         }
         _ => false,
     };
@@ -189,10 +189,10 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
     for one in names {
         let link = match &one.link {
             Some(known) => attached_link::find(&mut net, known)?.filter(|link| !link.kind.is_empty()),
-            None => net
-                .find_link(one.who.ifname.as_str())
-                .or_refused()?
-                .filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator))),
+            None => match net.find_link(one.who.ifname.as_str()).or_refused()? {
+                Some(link) if belongs_to_other(&mut host, &link, &one.tag(one.creator))? => None,
+                found => found,
+            },
         };
         indexes.extend(link.map(|link| link.index));
     }

@@ -55,9 +55,9 @@ pub fn forget(directory: &Path, container: &str, network: &str) -> Result<(), Er
     };
     let is_over = entry.attachments.iter().all(|attachment| attachment.state == State::Detached);
     if is_over {
-        journal.remove(&container)?
+        journal.remove(&container)?;
     } else {
-        journal.update(&entry)?
+        journal.update(&entry)?;
     }
     recorder.networks(&delegates);
     recorder.finish(Some(&error), || directory.to_owned());

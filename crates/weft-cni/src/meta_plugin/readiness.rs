@@ -18,6 +18,7 @@ use npwg::configuration::NodeConfiguration;
 use plugin_support::log;
 
 use crate::plugin_invoker::PluginInvoker;
+use crate::recursion;
 
 /// Timeout of an ADD: the same as that of Multus.
 const WAIT_MAX: Duration = Duration::from_secs(45);
@@ -86,6 +87,12 @@ pub(super) fn unavailable(error: Error) -> Error {
 
 /// Refuses a network if one of its plugins is not installed or is not a program (STATUS: code 50).
 pub(super) fn require_plugins(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
+    for plugin in &network.plugins {
+        recursion::refuse_network(plugin, path).map_err(|error| {
+            let msg = format!("network {}: {}", network.name, error.msg);
+            Error { code: code::NOT_AVAILABLE, msg, ..error }
+        })?;
+    }
     // A foreign plugin calls its IPAM plugin itself, or takes `ipam.type` for something else.
     for plugin in network.needs_where(|plugin| invoker.in_process(plugin, path))? {
         if let Some(error) = invoker.undecided(&plugin, path) {

@@ -279,7 +279,8 @@ impl Ruleset {
         let Ruleset { id: _, tag: _, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         for DirectionChain { name, hook, rules } in chains {
-            let comments: Vec<&str> = rules.iter().map(|(_, comment)| comment.as_str()).collect();
+            let comments: Vec<String> = rules.iter().map(|(_, comment)| stored_comment(comment)).collect();
+            let comments: Vec<&str> = comments.iter().map(String::as_str).collect();
             if let Some(difference) = chain_difference(nft, table, link, hook, name, &comments)? {
                 return Ok(Some(difference));
             }
@@ -350,7 +351,7 @@ struct RuleWriter<'a> {
 impl RuleWriter<'_> {
     fn push(&mut self, fill: impl FnOnce(Rule) -> Rule, comment: String) {
         let rule = fill(Table::new(self.family, TABLE).rule()).comment(comment.as_str());
-        self.rules.push((rule, stored_comment(&comment)));
+        self.rules.push((rule, comment));
     }
 
     /// Adds what passes under every policy: replies, ARP, neighbour discovery, and reports about multicast groups.

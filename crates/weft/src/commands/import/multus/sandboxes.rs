@@ -171,7 +171,6 @@ fn entry(
         network_status,
         complete: true,
         changing: false,
-        in_order: false,
     })
 }
 
