@@ -174,7 +174,7 @@ fn journal_unreadable_entry_is_never_overwritten() {
 }
 
 #[test]
-fn journal_unreadable_entry_is_moved_aside_by_del() {
+fn journal_unreadable_entry_is_renamed_by_del() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let before = host.snapshot();

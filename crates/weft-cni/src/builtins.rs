@@ -1,5 +1,7 @@
 //! Table of the built-in plugins. The meta-plugin is not in it: no network may name it.
 
+use std::path::Path;
+
 use cni::plugin::Plugin;
 use dhcp::Dhcp;
 use manifest::lint::plugins::canonical;
@@ -23,6 +25,9 @@ use plugins::ipam::host_local::HostLocal;
 use plugins::ipam::static_address::Static;
 
 use crate::weft_ipam::WeftIpam;
+
+/// Beginning of the name of a hidden link that names a plugin.
+pub const LINK_PREFIX: &str = ".weft-cni.";
 
 /// File name of the program; the names of the plugins are links to it.
 pub const PROGRAM: &str = "weft-cni";
@@ -58,6 +63,12 @@ pub const TABLE: &[&dyn Plugin] = &[
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
     let name = canonical(name);
     TABLE.iter().find(|plugin| plugin.name() == name).copied()
+}
+
+/// Returns the built-in plugin of a link `NAME -> .weft-cni.PLUGIN`.
+pub fn find_by_link(program: &Path) -> Option<&'static dyn Plugin> {
+    let target = std::fs::read_link(program).ok()?;
+    find(target.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?)
 }
 
 #[cfg(test)]

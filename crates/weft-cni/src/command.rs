@@ -36,8 +36,8 @@ Usage:
   weft-cni import-entry DIR
       Add the journal entry on stdin to the journal in DIR.
   weft-cni forget-attachment DIR CONTAINER NETWORK
-      Give up the attachments of a sandbox to NETWORK whose DEL failed; DIR is that of the journal. What their plugins
-      attached may remain.
+      Give up the attachments of a sandbox to NETWORK whose DEL failed. DIR is the directory of the journal. Addresses and
+      interfaces of the network may remain.
   weft-cni run-tasks [--on-host|--after PID]
       Execute the task batch on stdin; with --on-host, use the files and programs of the host; with --after, first wait
       for the exit of the parent process PID.

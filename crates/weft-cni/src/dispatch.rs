@@ -8,8 +8,7 @@ use npwg::configuration::Flavour;
 use crate::builtins;
 use crate::meta_plugin::Weft;
 
-/// Beginning of the name of a hidden link that names a plugin.
-pub const LINK_PREFIX: &str = ".weft-cni.";
+pub use crate::builtins::LINK_PREFIX;
 
 const META_PLUGINS: &[&dyn Plugin] = &[&Weft(Flavour::Weft), &Weft(Flavour::Multus)];
 

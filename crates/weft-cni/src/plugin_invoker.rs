@@ -16,8 +16,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -32,6 +30,7 @@ use linux::parent_death;
 use npwg::configuration::Builtin;
 use plugin_support::log::{self, Level};
 
+use crate::recursion::{identity, own_identity};
 use crate::{builtins, recursion};
 
 /// Deadline of the delegates of a plugin that runs alone: shorter than the kubelet's timeout for a whole pod.
@@ -299,16 +298,6 @@ fn program(plugin: &PluginType, path: &str) -> Option<Program> {
     let found =
         directories.filter_map(|directory| identity(&Path::new(directory).join(plugin.as_str()))).next()?;
     Some(if Some(found) == own { Program::Own } else { Program::Foreign })
-}
-
-/// Returns device and inode of this program's file.
-pub(crate) fn own_identity() -> Option<(u64, u64)> {
-    identity(Path::new("/proc/self/exe"))
-}
-
-/// Returns device and inode of a file.
-pub(crate) fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Whether CNI_PATH contains another program under the plugin's name before it contains this one.

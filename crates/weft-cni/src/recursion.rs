@@ -4,18 +4,20 @@
 //! - [`refuse_call`] bounds the calls of a process, and of processes that call each other: a wrapper can hide a plugin.
 //! - Every ADD refuses such a call, so there is nothing that its DEL or GC could remove.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use cni::name::PluginType;
 use cni::network::{ipam_type, plugin_type};
 use cni::object::Object;
-use cni::plugin::Plugin;
 use cni::runtime::exec;
 use cni::{Context, Error};
 use manifest::lint::plugins::canonical;
 use npwg::definition::META_PLUGINS;
 use plugin_config::{CHAINED, IPAM_PLUGINS};
 
-use crate::plugin_invoker::{identity, own_identity};
-use crate::{builtins, dispatch};
+use crate::builtins;
 
 /// Environment variable of every delegate and its children: the number of weft processes that call each other above it.
 /// In these processes the meta-plugin refuses to run.
@@ -79,9 +81,7 @@ fn refuse_own_program(plugin: &PluginType, path: &str) -> Result<(), Error> {
     }
     let Ok(program) = exec::find(plugin, path) else { return Ok(()) };
     let is_own = identity(&program).is_some_and(|found| Some(found) == own_identity());
-    let linked = || dispatch::find_by_link(&program).map(Plugin::name);
-    match is_own.then(linked) {
-        Some(Some(linked)) if META_PLUGINS.contains(&linked) => Err(refused_delegate().context(plugin)),
+    match is_own.then(|| builtins::find_by_link(&program)) {
         Some(None) => {
             let why = format!(
                 "{:?}: {} is weft-cni, which has no plugin of this name",
@@ -114,4 +114,14 @@ pub(crate) fn refuse_delegate() -> Result<(), Error> {
 
 fn refused_delegate() -> Error {
     Error::config("a plugin of a network calls the meta-plugin, which would attach the pod's networks again")
+}
+
+/// Returns device and inode of this program's file.
+pub(crate) fn own_identity() -> Option<(u64, u64)> {
+    identity(Path::new("/proc/self/exe"))
+}
+
+/// Returns device and inode of a file.
+pub(crate) fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino()))
 }

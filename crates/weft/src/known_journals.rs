@@ -262,7 +262,7 @@ fn search_by_pod(
     }
     match (found.pop(), unreadable) {
         (None, Some(failure)) => {
-            let next = "it may be the entry of this pod; delete the pod: its DEL moves the entry aside";
+            let next = "it may be the entry of this pod; delete the pod: its DEL renames the entry";
             Err(failure.context(format!("pod {pod} has no readable entry")).next(next))
         }
         (found, _) => Ok(found),

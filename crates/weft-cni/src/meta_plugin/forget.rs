@@ -1,6 +1,6 @@
-//! `weft-cni forget-attachment`: gives up the attachments to a network whose DEL fails, so that the sandbox can be deleted.
+//! `weft-cni forget-attachment`: gives up attachments whose DEL fails, so that the sandbox can be deleted.
 //!
-//! What the plugin attached may remain: addresses, interfaces of the host. The operator decides that. The error that was
+//! Addresses and interfaces of the network may remain: the operator decides that. The error that was
 //! given up is in the history.
 
 use std::path::Path;

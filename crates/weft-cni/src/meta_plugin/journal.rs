@@ -1,7 +1,7 @@
 //! Files of the journal: one entry for each sandbox, written durably before the first effect.
 //!
 //! The format is [`rpc::journal`]; order of writes, fsync, and the states after a crash are in `docs/design/journal.md`.
-//! An entry that cannot be decoded is never overwritten and never removed: a DEL moves it aside.
+//! An entry that cannot be decoded is never overwritten and never removed: a DEL renames it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -62,18 +62,18 @@ impl Journal {
         Ok(Some(entry))
     }
 
-    /// As [`Journal::read`] for a DEL, but an entry that cannot be decoded is moved aside, as `ID.json.unreadable`. A file that
+    /// As [`Journal::read`] for a DEL, but an entry that cannot be decoded is renamed to `ID.json.unreadable`. A file that
     /// cannot be read stays, because a later call may read it, and so does an entry of a newer release.
     ///
     /// # Errors
-    /// The entry cannot be read, or not be moved.
+    /// The entry cannot be read or renamed.
     pub(super) fn read_or_set_aside(&self, container: &ContainerId) -> Result<Found, Error> {
         match self.read(container) {
             Ok(Some(entry)) => Ok(Found::Entry(Box::new(entry))),
             Ok(None) => Ok(Found::Nothing),
             Err(error) if error.code == code::DECODING_FAILURE && !self.is_newer(container) => {
                 let path = self.set_aside(container)?;
-                log!("weft: {error}: moved to {}", path.display());
+                log!("weft: {error}: renamed to {}", path.display());
                 Ok(Found::Unreadable)
             }
             Err(error) => Err(error),
@@ -91,7 +91,7 @@ impl Journal {
             0 => format!("{container}.json.unreadable"),
             number => format!("{container}.json.unreadable.{number}"),
         });
-        let failed = |errno: Errno| Error::io(format_args!("journal: move {} aside", path.display()), errno);
+        let failed = |errno: Errno| Error::io(format_args!("journal: rename {}", path.display()), errno);
         for target in names.map(|name| self.directory.join(name)) {
             match renameat_with(CWD, &path, CWD, &target, RenameFlags::NOREPLACE) {
                 Ok(()) => return Ok(target),
@@ -184,11 +184,11 @@ impl Journal {
     }
 }
 
-/// What a DEL finds in the journal.
+/// Result of looking for the entry of a sandbox at DEL.
 pub(super) enum Found {
     /// The entry of the sandbox.
     Entry(Box<Entry>),
-    /// An entry that cannot be decoded. It was moved aside.
+    /// An entry that cannot be decoded, which was renamed.
     Unreadable,
     /// No entry.
     Nothing,
