@@ -60,6 +60,7 @@ mod network_policy_update;
 mod network_policy_window;
 mod network_selection;
 mod plugin_options;
+mod plugin_programs;
 mod portmap;
 mod preexisting_attachments;
 mod probe;

@@ -5,6 +5,9 @@
 //! `docs/design/journal.md`.
 
 mod call;
+mod programs;
+
+pub use programs::{PluginProgram, ProgramFile, Programs};
 
 use std::collections::BTreeSet;
 
@@ -13,7 +16,7 @@ use cni::name::{ContainerId, IfName, PluginType};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use npwg::plan::{Held, Plan, Role};
+use npwg::plan::{Delegate, Held, Plan, Role};
 use npwg::status;
 
 /// Version of the entry that this release writes. Older versions are read, newer ones are refused.
@@ -79,6 +82,9 @@ pub struct Attachment {
     /// Rules of its network policies; absent without policies, and in entries of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<PolicyRules>,
+    /// Program of each plugin that its ADD calls; empty if unknown. DEL, CHECK and GC use the same.
+    #[serde(default, skip_serializing_if = "Programs::is_empty")]
+    pub programs: Programs,
     /// Duration of its ADD, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microseconds: Option<u64>,
@@ -188,6 +194,19 @@ impl Entry {
                 device: delegate.device(),
             })
             .collect()
+    }
+
+    /// Returns the programs of a delegate's plugins; none if they are unknown.
+    pub fn programs(&self, delegate: &Delegate) -> Programs {
+        let is_same = |known: &Delegate| {
+            (&known.network, &known.ifname, &known.config, &known.args, &known.asked)
+                == (&delegate.network, &delegate.ifname, &delegate.config, &delegate.args, &delegate.asked)
+        };
+        let place = self.plan.delegates.iter().position(is_same);
+        place
+            .and_then(|place| self.attachments.get(place))
+            .map(|known| known.programs.clone())
+            .unwrap_or_default()
     }
 
     /// Returns the entry with all progress as JSON.

@@ -18,6 +18,7 @@ pub mod install;
 pub mod inventory;
 pub mod meta_plugin;
 pub mod plugin_invoker;
+pub mod program_file;
 mod recursion;
 pub mod role;
 pub mod weft_ipam;

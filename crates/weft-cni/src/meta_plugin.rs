@@ -314,8 +314,8 @@ impl Plugin for Weft {
         readiness::require_ready(&node.configuration)?;
         let networks = planning::networks_of_every_pod(&node.configuration, &request.call, self.0);
         for (place, network) in networks.map_err(readiness::unavailable)?.iter().enumerate() {
-            let asked = readiness::require_plugins(&node.invoker, network, &node.path)
-                .and_then(|()| chain::status(&node.invoker, network, &node.path));
+            let asked = readiness::find_programs(&node.invoker, network, &node.path)
+                .and_then(|_| chain::status(&node.invoker, network, &node.path));
             // An error of the default network is returned unchanged.
             asked.map_err(|error| match place {
                 0 => error,
@@ -363,7 +363,8 @@ fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &De
         return Ok(());
     }
     let last = entry.last_result(index, &network)?;
-    chain::check(invoker, &network, &entry.parameters(delegate), last.as_ref())
+    let plugins = invoker.attachment(entry, delegate);
+    chain::check(&plugins, &network, &entry.parameters(delegate), last.as_ref())
 }
 
 /// Report of an ADD, for the agent's metrics.

@@ -1,7 +1,9 @@
 //! Invocation of a delegate: in this process if the plugin is built in, else as a program.
 //!
-//! - The option `builtin` of the meta-plugin decides. With its default, `auto`, the order of the directories in CNI_PATH
-//!   decides: a program with the plugin's name is executed if its directory precedes the directory of this binary.
+//! - For a new attachment the option `builtin` of the meta-plugin decides. With its default, `auto`, the first directory of
+//!   CNI_PATH decides that has a program of the plugin's name or weft-cni: a plugin is external only if its program lies in
+//!   an earlier directory than weft-cni. Any copy of weft-cni counts ([`program_file`]), so every copy decides alike.
+//! - The decision is recorded in the journal, and later calls of the attachment follow the record ([`AttachmentInvoker`]).
 //! - Under the name of an address manager with state in the cluster (`whereabouts`), `auto` runs this binary only if it is
 //!   installed under that name. Without any program of the name an ADD is refused; a DEL has nothing to release then.
 //! - A plugin is searched once: a pod with several networks calls the same few plugins many times.
@@ -16,21 +18,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cni::environment::Environment;
 use cni::invoke::Invoke;
 use cni::name::PluginType;
-use cni::plugin::respond;
-use cni::runtime::exec::Exec;
+use cni::plugin::{Plugin, respond};
+use cni::runtime::exec::{self, Exec};
 use cni::{Error, code};
 use linux::parent_death;
 use npwg::configuration::Builtin;
+use npwg::plan::Delegate;
 use plugin_support::log::{self, Level};
+use rpc::journal::{Entry, PluginProgram, ProgramFile, Programs};
 
-use crate::recursion::{identity, own_identity};
+use crate::program_file::{self, ByName, Found};
 use crate::{builtins, recursion};
 
 /// Deadline of the delegates of a plugin that runs alone: shorter than the kubelet's timeout for a whole pod.
@@ -63,12 +67,25 @@ pub struct Excuse {
     pub is_unfinished: bool,
 }
 
-/// Result of a search: whether a plugin of this name, with this CNI_PATH, runs in this process.
+/// Result of a search: the program of a plugin of this name with this CNI_PATH.
 #[derive(Debug)]
 struct Origin {
     plugin: PluginType,
     path: String,
-    in_process: bool,
+    program: PluginProgram,
+}
+
+/// Invoker of the plugins of one attachment: calls the programs that its ADD called.
+#[derive(Debug)]
+pub struct AttachmentInvoker<'a> {
+    invoker: &'a PluginInvoker,
+    programs: Programs,
+}
+
+/// What serves a plugin now.
+enum Server {
+    BuiltIn(&'static dyn Plugin),
+    Program(PathBuf),
 }
 
 /// Recorded invocation of a plugin.
@@ -134,45 +151,74 @@ impl PluginInvoker {
         done
     }
 
-    /// Whether `plugin` runs in this process, given this CNI_PATH.
-    pub fn in_process(&self, plugin: &PluginType, path: &str) -> bool {
-        let Some(builtin) = builtins::find(plugin.as_str()) else { return false };
-        match self.builtin {
-            Builtin::Always => true,
-            Builtin::Never => false,
-            Builtin::Auto if builtin.replaces_state() => program(plugin, path) == Some(Program::Own),
-            Builtin::Auto => self.comes_first(plugin, path),
-        }
+    fn is_excused(&self, plugin: &PluginType, error: &Error) -> bool {
+        let excuse = self.excuse.borrow();
+        excuse.never_ran.contains(plugin) || (excuse.is_unfinished && error.code == code::NOT_EXECUTED)
     }
 
-    /// Whether this program precedes any other program of the plugin's name in CNI_PATH, as found by the first search.
-    fn comes_first(&self, plugin: &PluginType, path: &str) -> bool {
-        let mut origins = self.origins.borrow_mut();
+    /// Returns the invoker of an attachment's plugins.
+    pub fn attachment(&self, entry: &Entry, delegate: &Delegate) -> AttachmentInvoker<'_> {
+        self.following(entry.programs(delegate))
+    }
+
+    /// Returns an invoker that follows recorded programs.
+    pub fn following(&self, programs: Programs) -> AttachmentInvoker<'_> {
+        AttachmentInvoker { invoker: self, programs }
+    }
+
+    /// Whether a new attachment's `plugin` runs in this process, given this CNI_PATH.
+    pub fn in_process(&self, plugin: &PluginType, path: &str) -> bool {
+        self.decide(plugin, path) == Some(PluginProgram::BuiltIn)
+    }
+
+    /// Returns the program that serves a plugin of a new attachment; `None` if there is none.
+    pub fn decide(&self, plugin: &PluginType, path: &str) -> Option<PluginProgram> {
         let is_same = |known: &&Origin| known.plugin == *plugin && known.path == path;
-        if let Some(known) = origins.iter().find(is_same) {
-            return known.in_process;
+        if let Some(known) = self.origins.borrow().iter().find(is_same) {
+            return Some(known.program.clone());
         }
-        let in_process = !first_is_foreign(plugin, path);
+        let program = self.look_up(plugin, path)?;
+        let mut origins = self.origins.borrow_mut();
         if origins.len() < ORIGINS_MAX {
-            origins.push(Origin { plugin: plugin.clone(), path: path.to_owned(), in_process });
+            let (plugin, path, program) = (plugin.clone(), path.to_owned(), program.clone());
+            origins.push(Origin { plugin, path, program });
         }
-        in_process
+        Some(program)
+    }
+
+    fn look_up(&self, plugin: &PluginType, path: &str) -> Option<PluginProgram> {
+        let executed = || ProgramFile::at(&exec::find(plugin, path).ok()?).map(PluginProgram::External);
+        let Some(builtin) = builtins::find(plugin.as_str()) else { return executed() };
+        let by_name = if builtin.replaces_state() { ByName::Required } else { ByName::OrBeside };
+        match self.builtin {
+            Builtin::Always => Some(PluginProgram::BuiltIn),
+            Builtin::Never => executed(),
+            Builtin::Auto => match program_file::search(plugin, path, by_name) {
+                Some(Found::Weft) => Some(PluginProgram::BuiltIn),
+                Some(Found::External(file)) => Some(PluginProgram::External(file)),
+                None => (by_name == ByName::OrBeside).then_some(PluginProgram::BuiltIn),
+            },
+        }
     }
 
     /// Returns the refusal of an ADD if no program has the name of a plugin that must be installed under it.
     pub fn undecided(&self, plugin: &PluginType, path: &str) -> Option<Error> {
         let builtin = builtins::find(plugin.as_str()).filter(|builtin| builtin.replaces_state())?;
-        let is_undecided = self.builtin == Builtin::Auto && program(plugin, path).is_none();
+        let is_undecided = self.builtin == Builtin::Auto && self.decide(plugin, path).is_none();
         is_undecided.then(|| undecided(builtin.name(), path))
     }
-}
 
-impl Invoke for PluginInvoker {
-    fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+    /// Runs a call, and records it if calls are recorded.
+    fn run_recorded(
+        &self,
+        plugin: &PluginType,
+        environment: &Environment,
+        run: impl FnOnce() -> Result<Vec<u8>, Error>,
+    ) -> Result<Vec<u8>, Error> {
         let depth = self.depth.get();
         if !self.records.get() {
             self.depth.set(depth + 1);
-            let done = self.run_logged(plugin, environment, stdin);
+            let done = run_logged(plugin, environment, run);
             self.depth.set(depth);
             return done;
         }
@@ -184,7 +230,7 @@ impl Invoke for PluginInvoker {
             self.runs.borrow_mut().push(Run { plugin, verb, ifname, began, took, depth, failed: false });
         }
         self.depth.set(depth + 1);
-        let done = self.run_logged(plugin, environment, stdin);
+        let done = run_logged(plugin, environment, run);
         self.depth.set(depth);
         if let Some(run) = self.runs.borrow_mut().get_mut(place) {
             run.took = began.elapsed();
@@ -192,38 +238,40 @@ impl Invoke for PluginInvoker {
         }
         done
     }
+}
+
+impl Invoke for PluginInvoker {
+    fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+        self.following(Programs::default()).invoke(plugin, environment, stdin)
+    }
 
     fn releases_through_interface(&self, plugin: &str) -> bool {
         builtins::find(plugin).is_some_and(|plugin| plugin.releases_through_interface())
     }
 }
 
-impl PluginInvoker {
-    fn run_logged(
-        &self,
-        plugin: &PluginType,
-        environment: &Environment,
-        stdin: &[u8],
-    ) -> Result<Vec<u8>, Error> {
-        if !log::is_written(Level::Debug) {
-            return self.run(plugin, environment, stdin);
-        }
-        let began = Instant::now();
-        let done = self.run(plugin, environment, stdin);
-        let (verb, ifname, took) = (&environment.command, &environment.ifname, began.elapsed());
-        let outcome = done.as_ref().map_or_else(Error::to_string, |_| "succeeded".to_owned());
-        log::write(Level::Debug, format_args!("weft: {plugin} {verb} {ifname}: {outcome} after {took:?}"));
-        done
+impl Invoke for AttachmentInvoker<'_> {
+    fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
+        self.invoker.run_recorded(plugin, environment, || self.run(plugin, environment, stdin))
     }
 
+    fn releases_through_interface(&self, plugin: &str) -> bool {
+        self.invoker.releases_through_interface(plugin)
+    }
+}
+
+impl AttachmentInvoker<'_> {
     fn run(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         let undoes = matches!(environment.command.as_str(), "DEL" | "GC");
-        if let Err(error) = recursion::refuse_call(plugin, self.depth.get() > 1) {
+        if let Err(error) = recursion::refuse_call(plugin, self.invoker.depth.get() > 1) {
             return if undoes { Ok(Vec::new()) } else { Err(error) };
         }
-        let done = self.choose(plugin, environment, stdin, undoes);
+        let done = self.server(plugin, environment, undoes).and_then(|server| match server {
+            Server::BuiltIn(builtin) => respond(builtin, environment, &mut &*stdin, self).into_result(),
+            Server::Program(file) => self.invoker.exec.invoke_file(&file, environment, stdin),
+        });
         match done {
-            Err(error) if environment.command == "DEL" && self.is_excused(plugin, &error) => {
+            Err(error) if environment.command == "DEL" && self.invoker.is_excused(plugin, &error) => {
                 plugin_support::log!("weft: {error}: {plugin} never ran for this network: nothing to remove");
                 Ok(Vec::new())
             }
@@ -231,39 +279,83 @@ impl PluginInvoker {
             Err(error) if error.code == code::NOT_EXECUTED => Err(Error { code: code::IO_FAILURE, ..error }),
             done => {
                 if environment.command == "ADD" {
-                    self.ran.borrow_mut().insert(plugin.clone());
+                    self.invoker.ran.borrow_mut().insert(plugin.clone());
                 }
                 done
             }
         }
     }
 
-    fn is_excused(&self, plugin: &PluginType, error: &Error) -> bool {
-        let excuse = self.excuse.borrow();
-        excuse.never_ran.contains(plugin) || (excuse.is_unfinished && error.code == code::NOT_EXECUTED)
-    }
-
-    /// Calls the plugin in this process, or its program.
-    fn choose(
-        &self,
-        plugin: &PluginType,
-        environment: &Environment,
-        stdin: &[u8],
-        undoes: bool,
-    ) -> Result<Vec<u8>, Error> {
-        match builtins::find(plugin.as_str()) {
-            Some(builtin) if self.in_process(plugin, &environment.path) => {
-                respond(builtin, environment, &mut &*stdin, self).into_result()
-            }
-            builtin => match (builtin, self.undecided(plugin, &environment.path)) {
-                (Some(builtin), Some(_)) if undoes => {
-                    respond(builtin, environment, &mut &*stdin, self).into_result()
-                }
-                (_, Some(error)) => Err(error),
-                (_, None) => self.exec.invoke(plugin, environment, stdin),
-            },
+    /// Whether a plugin of the attachment runs in this process.
+    pub fn in_process(&self, plugin: &PluginType, path: &str) -> bool {
+        match self.programs.get(plugin.as_str()) {
+            Some(recorded) => matches!(current(recorded, plugin, path), Some(Server::BuiltIn(_))),
+            None => self.invoker.in_process(plugin, path),
         }
     }
+
+    fn server(&self, plugin: &PluginType, environment: &Environment, undoes: bool) -> Result<Server, Error> {
+        let path = &environment.path;
+        let recorded = self.programs.get(plugin.as_str());
+        let decided = || match self.invoker.decide(plugin, path)? {
+            PluginProgram::BuiltIn => builtins::find(plugin.as_str()).map(Server::BuiltIn),
+            PluginProgram::External(file) => Some(Server::Program(file.path)),
+        };
+        if let Some(server) = recorded.map_or_else(decided, |recorded| current(recorded, plugin, path)) {
+            return Ok(server);
+        }
+        // A program that is gone cannot remove what it made; the built-in plugin can.
+        if undoes
+            && let Some(builtin) = builtins::find(plugin.as_str())
+            && exec::find(plugin, path).is_err()
+        {
+            return Ok(Server::BuiltIn(builtin));
+        }
+        match self.invoker.undecided(plugin, path) {
+            Some(error) => Err(error),
+            None => exec::find(plugin, path).map(Server::Program),
+        }
+    }
+}
+
+/// Returns what serves a plugin with a recorded program now.
+///
+/// - An external program that was replaced by a newer one is executed at its path.
+/// - If weft-cni took over its path, the plugin is the built-in one.
+/// - If it was removed, a program of the name in another directory serves the plugin, else the built-in one, which removes
+///   the resources of the reference plugins, too.
+fn current(recorded: &PluginProgram, plugin: &PluginType, path: &str) -> Option<Server> {
+    let builtin = builtins::find(plugin.as_str()).map(Server::BuiltIn);
+    let found = || exec::find(plugin, path).ok();
+    match recorded {
+        PluginProgram::BuiltIn => builtin.or_else(|| found().map(Server::Program)),
+        PluginProgram::External(file) => {
+            let file = if file.path.is_file() { Some(file.path.clone()) } else { found() };
+            match file {
+                Some(file) if builtin.is_none() || !program_file::is_weft(&file) => {
+                    Some(Server::Program(file))
+                }
+                _ => builtin,
+            }
+        }
+    }
+}
+
+/// Runs a call, and writes it to the log at the level `debug`.
+fn run_logged(
+    plugin: &PluginType,
+    environment: &Environment,
+    run: impl FnOnce() -> Result<Vec<u8>, Error>,
+) -> Result<Vec<u8>, Error> {
+    if !log::is_written(Level::Debug) {
+        return run();
+    }
+    let began = Instant::now();
+    let done = run();
+    let (verb, ifname, took) = (&environment.command, &environment.ifname, began.elapsed());
+    let outcome = done.as_ref().map_or_else(Error::to_string, |_| "succeeded".to_owned());
+    log::write(Level::Debug, format_args!("weft: {plugin} {verb} {ifname}: {outcome} after {took:?}"));
+    done
 }
 
 /// Returns the command of a delegate: it is killed with this process, and its environment identifies it as a delegate.
@@ -282,38 +374,4 @@ fn undecided(plugin: &str, path: &str) -> Error {
     Error::config(why).details(format!(
         "run weft import {plugin}, then weft-cni install DIR --names {plugin}; for a new network use type weft-ipam"
     ))
-}
-
-/// Origin of the first program of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Program {
-    Own,
-    Foreign,
-}
-
-/// Returns the origin of the first program in CNI_PATH with the plugin's name; `None` if there is none.
-fn program(plugin: &PluginType, path: &str) -> Option<Program> {
-    let own = own_identity();
-    let directories = path.split(':').filter(|directory| !directory.is_empty());
-    let found =
-        directories.filter_map(|directory| identity(&Path::new(directory).join(plugin.as_str()))).next()?;
-    Some(if Some(found) == own { Program::Own } else { Program::Foreign })
-}
-
-/// Whether CNI_PATH contains another program under the plugin's name before it contains this one.
-///
-/// A directory contains this program if any of its usual names leads to this file; this program then comes first.
-fn first_is_foreign(plugin: &PluginType, path: &str) -> bool {
-    let own = own_identity();
-    for directory in path.split(':').filter(|directory| !directory.is_empty()).map(Path::new) {
-        let found = identity(&directory.join(plugin.as_str()));
-        let ours = |name: &str| own.is_some() && identity(&directory.join(name)) == own;
-        if (found.is_some() && found == own) || ours(builtins::PROGRAM) || ours("weft") || ours("multus") {
-            return false;
-        }
-        if found.is_some() {
-            return true;
-        }
-    }
-    false
 }

@@ -8,7 +8,7 @@ use npwg::explain;
 use npwg::outcome::Own;
 use npwg::plan::{Delegate, PodIdentity};
 use npwg::status;
-use rpc::journal::{Attachment, Entry, State};
+use rpc::journal::{Attachment, Entry, PluginProgram, ProgramFile, Programs, State};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -35,6 +35,8 @@ struct AttachmentDocument<'a> {
     interface: &'a str,
     config_name: &'a str,
     state: State,
+    /// Program that serves each plugin: `builtIn`, or the file of an external program; empty if it is not recorded.
+    programs: &'a Programs,
     /// CNI result in the version of the network's configuration; `null` if there is none.
     result: Option<Value>,
 }
@@ -63,6 +65,7 @@ pub(crate) struct AttachmentRow {
 
 /// Returns the document of a journal entry.
 pub(crate) fn document(entry: &Entry) -> SandboxDocument<'_> {
+    static UNKNOWN: Programs = Programs::unknown();
     let attachments = entry.plan.delegates.iter().enumerate().map(|(index, delegate)| {
         let attachment = entry.attachments.get(index);
         AttachmentDocument {
@@ -70,6 +73,7 @@ pub(crate) fn document(entry: &Entry) -> SandboxDocument<'_> {
             interface: delegate.ifname.as_str(),
             config_name: delegate.config_name.as_str(),
             state: attachment.map(|attachment| attachment.state).unwrap_or_default(),
+            programs: attachment.map_or(&UNKNOWN, |attachment| &attachment.programs),
             result: attachment
                 .and_then(|attachment| serde_json::from_str(attachment.result.as_ref()?.get()).ok()),
         }
@@ -109,6 +113,23 @@ pub(crate) fn rows(entry: &Entry) -> Vec<AttachmentRow> {
     .collect()
 }
 
+/// Returns the external programs that made an attachment, in words; all other plugins are built in.
+fn external_programs(programs: &Programs) -> String {
+    let describe = |(plugin, program): (&str, &PluginProgram)| match program {
+        PluginProgram::BuiltIn => None,
+        PluginProgram::External(file) => {
+            let now = match ProgramFile::at(&file.path) {
+                None => ", now removed",
+                Some(now) if now != *file => ", replaced since",
+                Some(_) => "",
+            };
+            Some(format!("{plugin}: {}{now}", file.path.display()))
+        }
+    };
+    let all: Vec<String> = programs.iter().filter_map(describe).collect();
+    if all.is_empty() { String::new() } else { format!(" (external {})", all.join("; ")) }
+}
+
 fn row(delegate: &Delegate, chain: String, attachment: &Attachment) -> AttachmentRow {
     let result = attachment.result.as_ref().and_then(|raw| {
         // A stored result without a `cniVersion` has the latest version.
@@ -125,7 +146,7 @@ fn row(delegate: &Delegate, chain: String, attachment: &Attachment) -> Attachmen
         mac: interface.map(|interface| interface.mac.clone()).unwrap_or_default(),
         addresses: addresses.iter().map(|ip| ip.address.to_string()).collect(),
         gateways,
-        chain,
+        chain: format!("{chain}{}", external_programs(&attachment.programs)),
         milliseconds: attachment.microseconds.map(milliseconds).unwrap_or_default(),
         state: attachment.state,
     }

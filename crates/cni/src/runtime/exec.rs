@@ -100,6 +100,24 @@ impl Exec {
         failure.map_or(Ok(output), Err)
     }
 
+    /// Runs the program of a plugin as [`Invoke::invoke`] does, without searching it: forwards its stderr.
+    ///
+    /// # Errors
+    /// Those of [`Exec::run`].
+    pub fn invoke_file(
+        &self,
+        program: &Path,
+        environment: &Environment,
+        stdin: &[u8],
+    ) -> Result<Vec<u8>, Error> {
+        let (output, failure) = self.attend(program, (self.command)(program), environment, stdin)?;
+        if !output.stdout.is_empty() || failure.is_none() {
+            // Stderr is only for people, so a write error is ignored.
+            let _ = io::stderr().write_all(&output.stderr);
+        }
+        failure.map_or(Ok(output.stdout), Err)
+    }
+
     /// Runs a plugin whose program needs arguments first; returns its output, and its error if it failed.
     ///
     /// # Errors
@@ -155,13 +173,7 @@ impl Exec {
 
 impl Invoke for Exec {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
-        let program = find(plugin, &environment.path)?;
-        let (output, failure) = self.attend(&program, (self.command)(&program), environment, stdin)?;
-        if !output.stdout.is_empty() || failure.is_none() {
-            // Stderr is only for people, so a write error is ignored.
-            let _ = io::stderr().write_all(&output.stderr);
-        }
-        failure.map_or(Ok(output.stdout), Err)
+        self.invoke_file(&find(plugin, &environment.path)?, environment, stdin)
     }
 }
 

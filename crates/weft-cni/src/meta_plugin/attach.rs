@@ -39,7 +39,7 @@ pub(super) fn attach(
     invoker: &PluginInvoker,
     entry: &mut Entry,
 ) -> Result<Success, Error> {
-    require_plugins(invoker, entry, &entry.plan.delegates)?;
+    assign_programs(invoker, entry, 0..entry.plan.delegates.len())?;
     let net = require_free_names(entry, &entry.plan.delegates)?;
     enforcement::assign(journal.directory(), invoker, entry)?;
     let mut record = journal.begin(entry)?;
@@ -56,18 +56,20 @@ pub(super) fn attach(
     })
 }
 
-/// Refuses delegates whose plugins are not all installed. A misspelt `type` must not leave behind state that only the plugin
-/// of that name could remove.
-pub(super) fn require_plugins<'a>(
+/// Records the programs of the plugins of new attachments, and refuses delegates whose plugins are not all installed. A
+/// misspelt `type` must not leave behind state that only the plugin of that name could remove.
+pub(super) fn assign_programs(
     invoker: &PluginInvoker,
-    entry: &Entry,
-    delegates: impl IntoIterator<Item = &'a Delegate>,
+    entry: &mut Entry,
+    places: impl IntoIterator<Item = usize>,
 ) -> Result<(), Error> {
-    for delegate in delegates {
+    for place in places {
+        let delegate = &entry.plan.delegates[place];
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-        readiness::require_plugins(invoker, &network, &entry.path)
+        let programs = readiness::find_programs(invoker, &network, &entry.path)
             .map_err(|error| Error { code: code::INVALID_CONFIG, ..error })
             .context(&delegate.network)?;
+        entry.attachments[place].programs = programs;
     }
     Ok(())
 }
@@ -172,7 +174,7 @@ pub(super) fn attach_one(
     }
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     let enforced = enforced.unwrap_or_else(|| enforcement::enforce(invoker, entry, delegate))?;
-    let attached = chain::add(invoker, &network, &entry.parameters(delegate))?;
+    let attached = chain::add(&invoker.attachment(entry, delegate), &network, &entry.parameters(delegate))?;
     enforcement::verify(&enforced, entry, &attached.success)?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;
     Ok((network, attached))

@@ -45,11 +45,13 @@ pub(super) fn change(
     let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
     let (added, removed) = (change.added(), change.removed());
     let Change { mut entry, wanted } = change;
-    attach::require_plugins(invoker, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
+    attach::assign_programs(invoker, &mut entry, added.iter().copied())?;
     // A link that was seen leaves the entry, so that a change that is interrupted after its removal can continue.
     let links = removed.iter().map(|place| take_link(&mut entry, *place)).collect::<Result<Vec<_>, _>>()?;
     enforcement::assign(journal.directory(), invoker, &mut entry)?;
     journal.begin(&entry)?;
+    // Interfaces whose earlier attachment is not removed: another attempt would add a second entry for its leftovers.
+    let mut taken = Vec::new();
     for (place, link) in removed.into_iter().zip(links) {
         let delegate = entry.plan.delegates[place].clone();
         let in_time = within(began, timeout);
@@ -63,12 +65,23 @@ pub(super) fn change(
                 let Delegate { network, ifname, .. } = delegate;
                 changed.done.push(NetworkChange { network, ifname, added: None });
             }
-            Err(error) => changed.errors.push(record_failure(&mut entry, place, error, "detach")),
+            Err(error) => {
+                taken.push(delegate.ifname);
+                changed.errors.push(record_failure(&mut entry, place, error, "detach"));
+            }
         }
         journal.update(&entry)?;
     }
     for place in added {
-        add(invoker, &mut entry, place, &mut changed, within(began, timeout));
+        let ifname = &entry.plan.delegates[place].ifname;
+        let may = match taken.contains(ifname) {
+            true => Err(Error::new(
+                code::TRY_AGAIN_LATER,
+                "the interface of an earlier attachment is not removed",
+            )),
+            false => within(began, timeout),
+        };
+        add(invoker, &mut entry, place, &mut changed, may);
         journal.update(&entry)?;
     }
     changed.errors.extend(settle(&mut entry, wanted).err());
@@ -111,18 +124,18 @@ fn within(began: Instant, timeout: Duration) -> Result<(), Error> {
     }
 }
 
-/// Attaches one network if there is time; a failed attempt is undone.
+/// Attaches one network if it may be started; a failed attempt is undone.
 fn add(
     invoker: &PluginInvoker,
     entry: &mut Entry,
     place: usize,
     changed: &mut Changed,
-    in_time: Result<(), Error>,
+    may: Result<(), Error>,
 ) {
     let delegate = entry.plan.delegates[place].clone();
     let started = Instant::now();
     let _ = invoker.take_ran();
-    let attached = in_time
+    let attached = may
         .and_then(|()| attach::require_free_names(entry, [&delegate]))
         .map_err(|error| (error, false))
         .and_then(|net| {
@@ -140,6 +153,7 @@ fn add(
                 result: Some(attached.raw),
                 link: attached_link::read(&mut net, entry, &delegate),
                 rules: entry.attachments[place].rules.take(),
+                programs: std::mem::take(&mut entry.attachments[place].programs),
                 microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
                 never_ran: BTreeSet::new(),
                 failure: None,

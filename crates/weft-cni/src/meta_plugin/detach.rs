@@ -31,7 +31,7 @@ use super::attached_link::{self, Removal};
 use super::journal::Journal;
 use super::{devices, enforcement, namespace};
 use crate::builtins;
-use crate::plugin_invoker::{Excuse, PluginInvoker};
+use crate::plugin_invoker::{AttachmentInvoker, Excuse, PluginInvoker};
 
 /// Takes down everything that may exist according to the entry, and removes the entry if nothing remains.
 ///
@@ -109,10 +109,11 @@ pub(super) fn detach_one(
     let attachment = &entry.attachments[index];
     let is_unfinished = attachment.state == State::Planned;
     let excuse = Excuse { never_ran: attachment.never_ran.clone(), is_unfinished };
+    let plugins = invoker.attachment(entry, delegate);
     let mut failures =
-        invoker.excusing(excuse, || chain::del_all(invoker, &network, &parameters, last.as_ref()));
+        invoker.excusing(excuse, || chain::del_all(&plugins, &network, &parameters, last.as_ref()));
     if is_unfinished {
-        failures.retain(|failure| !never_acted(invoker, &entry.path, failure));
+        failures.retain(|failure| !never_acted(&plugins, &entry.path, failure));
     }
     let mut errors: Vec<Error> = failures.into_iter().map(|failure| failure.error).collect();
     // After the interface: no packet passes without the rules.
@@ -127,7 +128,7 @@ pub(super) fn detach_one(
 
 /// Whether a plugin that fails at DEL cannot have done anything in an incomplete ADD: it refuses the version, or it is built
 /// in and refuses the configuration, which it reads before it acts. Programs that were not executed: [`Excuse`].
-fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>) -> bool {
+fn never_acted(plugins: &AttachmentInvoker<'_>, path: &str, failure: &PluginFailure<'_>) -> bool {
     let PluginFailure { plugin, error } = failure;
     let Ok(kind) = plugin_type(plugin) else { return false };
     let never = match error.code {
@@ -135,7 +136,7 @@ fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>)
         code::UNSUPPORTED_FIELD | code::DECODING_FAILURE | code::INVALID_CONFIG => {
             let ipam: IpamType = plugin.read("ipam").ok().flatten().unwrap_or_default();
             let ipam = PluginType::new(&ipam.r#type).ok();
-            [Some(kind), ipam].into_iter().flatten().all(|plugin| invoker.in_process(&plugin, path))
+            [Some(kind), ipam].into_iter().flatten().all(|plugin| plugins.in_process(&plugin, path))
         }
         _ => false,
     };
@@ -237,7 +238,8 @@ impl LinkAttachment {
         }
         let mut plugins = types.iter().filter_map(|name| builtins::find(name.as_str()));
         let creator = plugins.next().filter(|first| first.creates_interface())?;
-        if !types.iter().all(|plugin| invoker.in_process(plugin, &entry.path)) {
+        let served = invoker.attachment(entry, delegate);
+        if !types.iter().all(|plugin| served.in_process(plugin, &entry.path)) {
             return None;
         }
         let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };

@@ -15,10 +15,10 @@ use cni::network::Network;
 use cni::runtime::chain::{self, Keep};
 use cni::{Context, Error};
 use npwg::configuration::Flavour;
-use rpc::journal::Entry;
+use rpc::journal::{Entry, Programs};
 
 use super::lock::Lock;
-use super::{Node, detach, enforcement, join_path, planning};
+use super::{Node, detach, enforcement, join_path, planning, readiness};
 
 /// Takes down stale sandboxes, then calls GC of the networks.
 pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<(), Error> {
@@ -109,14 +109,25 @@ fn forward(
     valid: &[ValidAttachment],
     kept: &[Entry],
 ) -> Vec<Error> {
-    let mut networks: BTreeMap<String, (Network, Vec<ValidAttachment>)> = BTreeMap::new();
+    let mut networks: BTreeMap<String, UsedNetwork> = BTreeMap::new();
     let mut errors = Vec::new();
     match planning::networks_of_every_pod(&node.configuration, &request.call, flavour) {
-        Ok(all) => networks.extend(all.into_iter().map(|one| (one.name.to_string(), (one, valid.to_vec())))),
+        Ok(all) => {
+            // An attachment of the network that was made now has these programs.
+            let programs = |network: &Network| {
+                readiness::find_programs(&node.invoker, network, &node.path).unwrap_or_default()
+            };
+            let used = |network: Network| {
+                let programs = programs(&network);
+                UsedNetwork::new(network, valid, programs)
+            };
+            networks.extend(all.into_iter().map(|one| (one.name.to_string(), used(one))));
+        }
         Err(error) => errors.push(error),
     }
     for entry in kept {
-        for delegate in &entry.plan.delegates {
+        for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
+            let programs = &attachment.programs;
             let network = match Network::parse(delegate.config.as_bytes(), &delegate.network) {
                 Ok(network) => network,
                 // Its list of attachments would be incomplete, if it has the name of another network.
@@ -129,13 +140,34 @@ fn forward(
                 container_id: entry.container_id.to_string(),
                 ifname: delegate.ifname.to_string(),
             };
-            let (_, list) =
-                networks.entry(network.name.to_string()).or_insert_with(|| (network, valid.to_vec()));
-            list.push(attachment);
+            let used = networks
+                .entry(network.name.to_string())
+                .or_insert_with(|| UsedNetwork::new(network, valid, programs.clone()));
+            used.attachments.push(attachment);
+            if !used.programs.contains(programs) {
+                used.programs.push(programs.clone());
+            }
         }
     }
-    for (network, list) in networks.into_values() {
-        errors.extend(chain::gc(&node.invoker, &network, Keep::Only(&list), &node.path).err());
+    for UsedNetwork { network, attachments, programs } in networks.into_values() {
+        for programs in programs {
+            let plugins = node.invoker.following(programs);
+            errors.extend(chain::gc(&plugins, &network, Keep::Only(&attachments), &node.path).err());
+        }
     }
     errors
+}
+
+/// Network that is configured or in use.
+struct UsedNetwork {
+    network: Network,
+    attachments: Vec<ValidAttachment>,
+    /// Programs of its plugins: different ones if attachments were made before and after a change of the node.
+    programs: Vec<Programs>,
+}
+
+impl UsedNetwork {
+    fn new(network: Network, valid: &[ValidAttachment], programs: Programs) -> UsedNetwork {
+        UsedNetwork { network, attachments: valid.to_vec(), programs: vec![programs] }
+    }
 }

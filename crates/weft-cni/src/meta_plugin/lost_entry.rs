@@ -161,7 +161,7 @@ impl Others {
 fn may_be_detached(node: &Node, delegate: &Delegate, others: &Others) -> bool {
     let may = || {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-        readiness::require_plugins(&node.invoker, &network, &node.path)?;
+        readiness::find_programs(&node.invoker, &network, &node.path)?;
         if !others.has_pod {
             return Ok(true);
         }

@@ -57,8 +57,7 @@ fn detach(
     parameters: &chain::Parameters,
 ) -> Result<(), Error> {
     let Ok(types) = network.needs().inspect_err(log_error) else { return Ok(()) };
-    let is_ready =
-        readiness::require_plugins(&node.invoker, network, &parameters.path).inspect_err(log_error);
+    let is_ready = readiness::find_programs(&node.invoker, network, &parameters.path).inspect_err(log_error);
     if is_ready.is_err() || types.iter().any(|name| META_PLUGINS.contains(&name.as_str())) {
         return Ok(());
     }

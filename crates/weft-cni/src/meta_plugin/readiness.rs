@@ -11,12 +11,16 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cni::network::Network;
+use cni::name::PluginType;
+use cni::network::{Network, ipam_type, plugin_type};
+use cni::plugin::Plugin;
 use cni::runtime::exec;
 use cni::{Error, code};
 use npwg::configuration::NodeConfiguration;
 use plugin_support::log;
+use rpc::journal::{PluginProgram, ProgramFile, Programs};
 
+use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 use crate::recursion;
 
@@ -85,8 +89,14 @@ pub(super) fn unavailable(error: Error) -> Error {
     }
 }
 
-/// Refuses a network if one of its plugins is not installed or is not a program (STATUS: code 50).
-pub(super) fn require_plugins(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
+/// Returns the programs of a network's plugins. Refuses a network if one of them is not installed or is not a program
+/// (STATUS: code 50).
+pub(super) fn find_programs(
+    invoker: &PluginInvoker,
+    network: &Network,
+    path: &str,
+) -> Result<Programs, Error> {
+    let mut programs = Programs::default();
     for plugin in &network.plugins {
         recursion::refuse_network(plugin, path).map_err(|error| {
             let msg = format!("network {}: {}", network.name, error.msg);
@@ -99,11 +109,51 @@ pub(super) fn require_plugins(invoker: &PluginInvoker, network: &Network, path: 
             let msg = format!("network {}: {}", network.name, error.msg);
             return Err(Error { code: code::NOT_AVAILABLE, msg, ..error });
         }
-        if !invoker.in_process(&plugin, path)
-            && let Err(error) = exec::find(&plugin, path).and_then(|program| exec::check_executable(&program))
+        let unavailable = |error: Error| {
+            Error::new(code::NOT_AVAILABLE, format!("network {}: {}", network.name, error.msg))
+        };
+        let program = match invoker.decide(&plugin, path) {
+            Some(program) => program,
+            None => {
+                let file = exec::find(&plugin, path).map_err(unavailable)?;
+                let gone = || unavailable(Error::config(format!("{}: it was removed", file.display())));
+                PluginProgram::External(ProgramFile::at(&file).ok_or_else(gone)?)
+            }
+        };
+        if let PluginProgram::External(file) = &program {
+            exec::check_executable(&file.path).map_err(unavailable)?;
+            require_own_ipam(network, &plugin, file, path)?;
+        }
+        programs.set(&plugin, program);
+    }
+    Ok(programs)
+}
+
+/// Refuses an external reference plugin whose IPAM plugin is built in alone: the program executes it as a program.
+fn require_own_ipam(
+    network: &Network,
+    plugin: &PluginType,
+    file: &ProgramFile,
+    path: &str,
+) -> Result<(), Error> {
+    // Chained plugins and those of other projects need not have an IPAM plugin.
+    let executes = |plugin: &dyn Plugin| plugin.creates_interface() || plugin.moves_interface();
+    if !builtins::find(plugin.as_str()).is_some_and(executes) {
+        return Ok(());
+    }
+    for config in
+        network.plugins.iter().filter(|config| plugin_type(config).is_ok_and(|kind| kind == *plugin))
+    {
+        if let Some(ipam) = ipam_type(config)?.filter(|ipam| builtins::find(ipam.as_str()).is_some())
+            && exec::find(&ipam, path).is_err()
         {
-            let why = format!("network {}: {}", network.name, error.msg);
-            return Err(Error::new(code::NOT_AVAILABLE, why));
+            let why = format!(
+                "network {}: plugin {plugin} is {}, which executes \"{ipam}\", and {path} has no program of this name",
+                network.name,
+                file.path.display()
+            );
+            let next = format!("run weft-cni install DIR --names {ipam}, or set \"builtin\" to \"always\"");
+            return Err(Error::new(code::NOT_AVAILABLE, why).details(next));
         }
     }
     Ok(())

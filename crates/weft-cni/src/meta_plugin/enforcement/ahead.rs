@@ -138,7 +138,8 @@ fn jobs(invoker: &PluginInvoker, entry: &Entry) -> Vec<Job> {
 /// Whether all plugins of a network are built in.
 fn is_built_in(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> bool {
     let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { return false };
+    let plugins = invoker.attachment(entry, delegate);
     let is_built_in =
-        |plugin| plugin_type(plugin).is_ok_and(|plugin| invoker.in_process(&plugin, &entry.path));
+        |plugin| plugin_type(plugin).is_ok_and(|plugin| plugins.in_process(&plugin, &entry.path));
     network.plugins.iter().all(is_built_in)
 }

@@ -80,7 +80,8 @@ impl Place {
         let in_pod = Place { kind: RulePlace::Pod, link: delegate.ifname.to_string() };
         let Some(Ok(first)) = network.plugins.first().map(plugin_type) else { return Ok(in_pod) };
         let (is_routed, is_bridged) = (ROUTED.contains(&first.as_str()), BRIDGED.contains(&first.as_str()));
-        if !(is_routed || is_bridged) || !invoker.in_process(&first, &entry.path) {
+        if !(is_routed || is_bridged) || !invoker.attachment(entry, delegate).in_process(&first, &entry.path)
+        {
             return Ok(in_pod);
         }
         let kind = match is_routed {
