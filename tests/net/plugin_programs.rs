@@ -155,6 +155,39 @@ fn plugin_program_of_hot_plug_is_that_of_an_add() {
     assert_eq!(links(&pod), ["eth0"]);
 }
 
+/// Nearly every definition of Multus has a version without CHECK.
+#[test]
+fn check_finds_changes_in_versions_without_check() {
+    let host = host!(Feature::Bridge, Feature::GoPlugins);
+    go_plugins(&host);
+    install_weft(&host);
+    let cluster = Cluster::on(&host);
+    let old = |name: &str, subnet: u8| with(&bridge(name, subnet), &json!({ "cniVersion": "0.3.1" }));
+    cluster.definition("red", &old("red", 2));
+    cluster.pod("web", "red");
+    let pod = host.pod("web");
+    for (builtin, partly) in [("auto", 0), ("never", 2)] {
+        let own = json!({ "cniVersion": "0.4.0", "builtin": builtin });
+        let config = with(&configuration(&old("home", 1)), &own);
+        host.write("/etc/cni/net.d/10-weft.conf", config.to_string());
+        let attachment = cluster.attachment(&pod);
+        attachment.add(&config).success();
+        let check = format!("check --container-id {} -o json", pod.container_id());
+        let intact = weft(&host, &check).success().json();
+        assert_eq!(intact["unchanged"], true, "{builtin}: {intact}");
+        assert_eq!(intact["unchecked"].as_array().map(Vec::len), Some(partly), "{builtin}: {intact}");
+        let text = weft(&host, &check.replace(" -o json", "")).success().stdout;
+        assert_eq!(text.contains("not checked: net1 (blue/red): plugin bridge"), partly > 0, "{text}");
+        pod.run(["ip", "address", "flush", "dev", "net1"]);
+        let changed = weft(&host, &check);
+        assert!(changed.code == Some(1) && changed.stdout.contains("net1"), "{builtin}: {changed}");
+        pod.run(["ip", "link", "delete", "net1"]);
+        let missing = weft(&host, &check);
+        assert!(missing.code == Some(1) && missing.json()["unchanged"] == false, "{builtin}: {missing}");
+        attachment.del(&config).success();
+    }
+}
+
 /// A file that is neither this copy nor under a name of weft, but weft.
 #[test]
 fn plugin_program_of_another_version_of_weft_is_weft() {
@@ -286,4 +319,21 @@ fn plugin_program_external_without_its_ipam_is_refused() {
     assert!(refused.code != Some(0) && text.contains("weft-cni install DIR --names weft-ipam"), "{refused}");
     assert!(text.contains(&format!("plugin bridge is {PLUGINS}/bridge, which executes")), "{refused}");
     assert!(cluster.entry(&pod).is_none() && links(&pod).is_empty());
+}
+
+/// nerdctl calls weft once for each `--network`.
+#[test]
+fn second_network_of_type_weft_is_refused_in_words() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.pod("web", "");
+    let pod = host.pod("web");
+    let mut attachment = attach(&cluster, &pod);
+    attachment.ifname = "eth1".to_owned();
+    let refused = attachment.add(&with(&home(), &json!({ "name": "other" })));
+    let text =
+        "already attached as eth0 by network weft-net; weft attaches all networks of a container in one call";
+    assert!(refused.code == Some(1) && refused.stdout.contains(text), "{refused}");
+    attachment.del(&home()).success();
+    assert_eq!(links(&pod), ["eth0"], "the DEL after the refused ADD");
 }

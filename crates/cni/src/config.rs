@@ -149,6 +149,15 @@ impl Config {
         Ok(self.decode::<DnsField>()?.dns)
     }
 
+    /// Whether the configuration sets `dns`, as Go decides it: a list counts although it is empty, `null` does not.
+    pub fn sets_dns(&self) -> bool {
+        let Some(dns) = member(&self.value, "dns") else { return false };
+        let is_list = |key: &str| member(dns, key).is_some_and(Value::is_array);
+        let has_domain =
+            || member(dns, "domain").and_then(Value::as_str).is_some_and(|text| !text.is_empty());
+        ["nameservers", "search", "options"].into_iter().any(is_list) || has_domain()
+    }
+
     /// Returns the result of the previous plugin, or of the last ADD.
     ///
     /// It must have the configuration's version; a result without a version is assumed to have it (R8).

@@ -23,6 +23,9 @@ use crate::fold;
 use crate::version::Version;
 use crate::wording;
 
+/// Maximum length of a quoted line of a plugin's output, in characters.
+const LINE_MAX: usize = 200;
+
 /// ADD result in its newest form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Success {
@@ -127,10 +130,17 @@ impl Success {
     /// Code 6: not JSON. Code 1: unknown version. Code 7: malformed field.
     pub fn read(bytes: &[u8], expected: Version) -> Result<(Version, Success), Error> {
         let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
-            Error::new(
-                code::DECODING_FAILURE,
-                format!("result is not valid JSON: {}", wording::syntax_error(bytes, &cause)),
-            )
+            let why = match first_foreign_line(bytes) {
+                Some(line) => format!("result begins with {line:?}, which is not JSON"),
+                None => format!("result is not valid JSON: {}", wording::syntax_error(bytes, &cause)),
+            };
+            let error = Error::new(code::DECODING_FAILURE, why);
+            match first_foreign_line(bytes) {
+                Some(_) => {
+                    error.details("a plugin prints only its result on stdout, and log lines on stderr")
+                }
+                None => error,
+            }
         })?;
         Success::from_value(&value, expected)
     }
@@ -153,6 +163,24 @@ impl Success {
             Version::V1_0_0 | Version::V1_1_0 => v1::read(value),
         }?;
         Ok((version, success))
+    }
+
+    /// Checks that each address with an index names an interface of this result.
+    ///
+    /// # Errors
+    /// Code 7: an index beyond the interfaces. The address would belong to nothing and appear nowhere.
+    pub fn check_indexes(&self) -> Result<(), Error> {
+        let count = self.interfaces.len();
+        let is_beyond = |index: i32| usize::try_from(index).is_ok_and(|index| index >= count);
+        for (place, ip) in self.ips.iter().enumerate() {
+            // Some IPAM plugins write an index without any interface.
+            if let Some(index) = ip.interface.filter(|index| count > 0 && is_beyond(*index)) {
+                let (key, last) = (format!("result.ips[{place}].interface"), count - 1);
+                let why = format!("no such interface in the result of {}; the last is {last}", ip.address);
+                return Err(Error::key(&key, index.to_string(), why));
+            }
+        }
+        Ok(())
     }
 
     /// Whether an interface in this result is in the container, that is, has a sandbox.
@@ -202,6 +230,14 @@ pub fn pretty<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
 #[serde(default, rename_all = "camelCase")]
 struct Header {
     cni_version: String,
+}
+
+/// Returns the first line of an output that is no JSON document from its first byte on, shortened.
+fn first_foreign_line(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(bytes.trim_ascii_start());
+    let is_document = text.is_empty() || text.starts_with(['{', '[', '"', '\u{feff}']);
+    let line = text.lines().next().filter(|_| !is_document)?;
+    Some(line.chars().take(LINE_MAX).collect())
 }
 
 /// Decoders for address strings, which all forms use.

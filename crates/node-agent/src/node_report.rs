@@ -46,6 +46,10 @@ const HISTORY_MAX: u64 = 3600;
 const MESSAGE_MAX: usize = 300;
 /// Maximum number of pools in a report.
 const POOLS_MAX: usize = 100;
+/// Variable that the kubelet sets in every pod.
+const POD_VARIABLE: &str = "KUBERNETES_SERVICE_HOST";
+/// Fields of a report that may be absent.
+const OPTIONAL: [&str; 2] = ["defaultNetwork", "lastFailure"];
 /// Field manager of the object.
 const MANAGER: &str = "weft-agent";
 /// Name of the plugin that the container runtime calls.
@@ -117,12 +121,26 @@ pub(crate) async fn follow(
 }
 
 /// Creates or replaces the report.
+///
+/// Optional fields that are absent now are removed by a merge patch with null. The API server of Kubernetes 1.20 would read
+/// a field that an apply patch no longer has as null, and refuse the whole report.
 async fn write(client: &Client, node: &str, mut status: WeftNodeStatus) -> Result<(), kube::Error> {
     status.reported_at = utc(now());
     let mut report = WeftNode::new(node, WeftNodeSpec {});
+    let mut patch = serde_json::json!({ "status": status });
+    for key in OPTIONAL {
+        let absent = patch["status"].get(key).is_none();
+        if absent {
+            patch["status"][key] = serde_json::Value::Null;
+        }
+    }
+    let reports: Api<WeftNode> = Api::all(client.clone());
+    match reports.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Err(kube::Error::Api(answer)) if answer.code == 404 => {}
+        written => return written.map(drop),
+    }
     report.status = Some(status);
     report.metadata.owner_references = owner(client, node).await.map(|owner| vec![owner]);
-    let reports: Api<WeftNode> = Api::all(client.clone());
     reports.patch(node, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&report)).await.map(drop)
 }
 
@@ -148,6 +166,7 @@ fn collect(directories: &Directories, sandboxes: &Sandboxes, compared: &mut Comp
     let (failed_calls, last_failure) = failures(journal);
     WeftNodeStatus {
         reported_at: String::new(),
+        in_pod: std::env::var_os(POD_VARIABLE).is_some(),
         version: build_info::VERSION.to_owned(),
         commit: build_info::COMMIT.to_owned(),
         plugin: compared.plugin(plugins),

@@ -2,9 +2,10 @@
 //!
 //! - Each attachment has one entry, from its first interface in the sandbox. Further interfaces in the sandbox follow as
 //!   entries of the same name. An attachment without a result has a minimal entry.
-//! - `default` is in every entry and true in one (C5). `mac` only appears with `interface`.
-//! - Addresses are those of that interface. If no interface is in the sandbox, they are the first address without an
-//!   interface. Addresses of host interfaces never appear (M16).
+//! - `default` is in every entry and true in one (C5): on the default network the interface of the first address with a
+//!   gateway, else the first one. `mac` only appears with `interface`.
+//! - Addresses are those of that interface. If no interface is in the sandbox, they are the addresses without an
+//!   interface, as Calico returns them. Addresses of host interfaces never appear (M16).
 //! - Results before 0.3.0 have no interfaces: all their addresses count, and the interface is `CNI_IFNAME`.
 //! - Fields are in the order of the specification's example; other fields come last.
 //!
@@ -126,7 +127,7 @@ fn of_attachment(plan: &Plan, attachment: &Attachment<'_>, all: &[Attachment<'_>
         if old {
             first.interface = delegate.ifname.to_string();
         }
-        first.ips = addresses(plan, unattributed(result).take(if old { usize::MAX } else { 1 }));
+        first.ips = addresses(plan, unattributed(result));
         return vec![first];
     };
     first.show(plan, result, index, interface);
@@ -136,7 +137,21 @@ fn of_attachment(plan: &Plan, attachment: &Attachment<'_>, all: &[Attachment<'_>
         entry
     });
     let further: Vec<Entry> = further.collect();
-    std::iter::once(first).chain(further).collect()
+    let mut all: Vec<Entry> = std::iter::once(first).chain(further).collect();
+    if delegate.role == Role::Default {
+        let default = default_interface(result);
+        all.iter_mut().enumerate().for_each(|(place, entry)| entry.default = place == default);
+    }
+    all
+}
+
+/// Returns the place, among the interfaces in the sandbox, of the one whose address is the first with a gateway: primary
+/// networks of OVN-Kubernetes return the interface of the cluster's own network first. 0 if no address has a gateway.
+fn default_interface(result: &Success) -> usize {
+    let with_gateway = result.ips.iter().filter(|ip| ip.gateway.is_some());
+    let mut indexes = with_gateway.filter_map(|ip| usize::try_from(ip.interface?).ok());
+    let place = indexes.find_map(|at| in_sandbox(result).position(|(index, _)| index == at));
+    place.unwrap_or_default()
 }
 
 impl Entry {

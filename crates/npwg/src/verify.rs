@@ -1,16 +1,17 @@
 //! Verification after ADD: whether the result shows the addresses that the pod requested.
 //!
 //! An attachment without its requested addresses fails and is undone with the others (C1), so no request is dropped
-//! silently. Only the attachment's own interface counts: the one with its name in the sandbox, else the first there. A
-//! result has no field for a GUID, so a GUID is compared only with the hardware address of an IPoIB interface.
+//! silently. Every interface of the result in the sandbox counts: OVN-Kubernetes returns the interface of the cluster's
+//! own network and then that of the pod's primary network, which has the requested addresses. A result has no field for a
+//! GUID, so a GUID is compared only with the hardware address of an IPoIB interface.
 //!
 //! Source: multi-network specification v1.0, 4.1.2.1.3.2 and 4.1.2.1.4.2; v1.2, 4.1.2.1.10.
 
 use cni::address::{format_mac, parse_mac};
 use cni::name::IfName;
-use cni::result::Success;
+use cni::result::{IpConfig, Success};
 
-use crate::outcome::Own;
+use crate::outcome::{Own, addresses_of, in_sandbox};
 use crate::plan::{Delegate, Verify};
 use crate::refusal::{Fault, Refusal};
 use crate::rule::Rule;
@@ -22,17 +23,22 @@ use crate::rule::Rule;
 pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
     let Verify { ips, mac, guid } = &delegate.verify;
     let own = Own::of(result, &delegate.ifname);
+    let inside = || in_sandbox(result);
+    let addresses: Vec<&IpConfig> = match inside().next() {
+        None => own.addresses,
+        Some(_) => inside().flat_map(|(index, _)| addresses_of(result, index)).collect(),
+    };
     let subject = subject(&delegate.network, &delegate.ifname);
     for ip in ips {
-        if !own.addresses.iter().any(|given| given.address.addr() == ip.address) {
-            let given: Vec<String> = own.addresses.iter().map(|given| given.address.to_string()).collect();
+        if !addresses.iter().any(|given| given.address.addr() == ip.address) {
+            let given: Vec<String> = addresses.iter().map(|given| given.address.to_string()).collect();
             let fault = Fault::new(Rule::AddressNotAssigned, &subject, missing("address", &given.join(", ")));
             return Err(Refusal::failed(fault.showing(&format!("\"{ip}\"")).cure(CURE)));
         }
     }
     let shown = own.interface.and_then(|interface| parse_mac(&interface.mac));
     if let Some(mac) = mac
-        && shown.as_deref() != Some(mac.bytes())
+        && !inside().any(|(_, interface)| parse_mac(&interface.mac).as_deref() == Some(mac.bytes()))
     {
         let given = shown.as_deref().map(format_mac).unwrap_or_default();
         let fault = Fault::new(Rule::MacNotAssigned, &subject, missing("hardware address", &given));

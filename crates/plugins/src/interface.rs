@@ -86,11 +86,11 @@ pub fn adopt(reserved: Success, index: i32, result: &mut Success) -> Result<(), 
     Ok(())
 }
 
-/// Replaces the DNS settings of the IPAM result with those of the configuration, if it has any.
+/// Replaces the DNS settings of the IPAM result with those of the configuration, if it has any. An empty list is a setting:
+/// it removes the name servers of the IPAM result.
 pub fn prefer_dns(call: &Call, result: &mut Success) -> Result<(), Error> {
-    let configured = call.config.dns()?;
-    if !configured.is_empty() {
-        result.dns = configured;
+    if call.config.sets_dns() {
+        result.dns = call.config.dns()?;
     }
     Ok(())
 }

@@ -6,8 +6,10 @@
 
 mod call;
 mod programs;
+mod unchecked;
 
 pub use programs::{PluginProgram, ProgramFile, Programs};
+pub use unchecked::Unchecked;
 
 use std::collections::BTreeSet;
 

@@ -16,6 +16,7 @@ mod agent;
 mod attach;
 mod attached_link;
 mod change;
+mod check;
 mod detach;
 mod devices;
 pub(crate) mod enforcement;
@@ -40,7 +41,6 @@ use std::time::{Duration, Instant};
 
 use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
-use cni::name::IfName;
 use cni::network::Network;
 use cni::plugin::Plugin;
 use cni::result::Success;
@@ -199,7 +199,7 @@ impl Weft {
         }
         entry.netns = netns.display().to_string();
         entry.path = join_path(&entry.path, &node.path);
-        check_all(&node.invoker, &entry)
+        check::check_all(&node.invoker, &entry)
     }
 
     /// Runs a call and appends its record to the history.
@@ -330,41 +330,18 @@ impl Plugin for Weft {
 fn clear_leftovers(node: &Node, who: &Attachment) -> Result<(), Error> {
     let Some(mut entry) = node.journal.read(&who.container)? else { return Ok(()) };
     if entry.complete || entry.changing {
-        let why = format!("sandbox {} is already attached: call DEL first", who.container);
+        let why = match entry.ifname == who.ifname {
+            true => format!("sandbox {} is already attached: call DEL first", who.container),
+            // nerdctl and podman call once for each network of a container.
+            false => format!(
+                "sandbox {} is already attached as {} by network {}; weft attaches all networks of a container in one call: \
+                 name one network of type weft, and the others in its delegates or in the pod's annotation",
+                who.container, entry.ifname, entry.network
+            ),
+        };
         return Err(Error::new(code::INVALID_ENVIRONMENT, why));
     }
     detach::take_down(&node.journal, &node.invoker, &mut entry).context("leftovers of an earlier attempt")
-}
-
-/// Checks every attachment.
-fn check_all(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
-    let (_, errors) = check_each(invoker, entry);
-    cni::error::collected(errors)
-}
-
-/// Checks every attachment; returns the interfaces of those that differ, and the errors.
-fn check_each(invoker: &PluginInvoker, entry: &Entry) -> (Vec<IfName>, Vec<Error>) {
-    let check = |(index, delegate): (usize, &Delegate)| {
-        let step = format!("check {} ({})", delegate.ifname, delegate.network);
-        let error = check_one(invoker, entry, index, delegate).context(step).err()?;
-        Some((delegate.ifname.clone(), error))
-    };
-    entry.plan.delegates.iter().enumerate().filter_map(check).unzip()
-}
-
-fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
-    if entry.attachments[index].policy_pending {
-        let why = "network policy: an update of the rules has not ended; the agent sends it again";
-        return Err(Error::internal(why));
-    }
-    enforcement::check(invoker, entry, delegate)?;
-    let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    if network.disable_check || network.version < cni::Verb::Check.since() {
-        return Ok(());
-    }
-    let last = entry.last_result(index, &network)?;
-    let plugins = invoker.attachment(entry, delegate);
-    chain::check(&plugins, &network, &entry.parameters(delegate), last.as_ref())
 }
 
 /// Report of an ADD, for the agent's metrics.

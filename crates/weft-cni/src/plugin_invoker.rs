@@ -294,6 +294,12 @@ impl AttachmentInvoker<'_> {
         }
     }
 
+    /// Whether the program that made the attachment is gone, and the built-in plugin takes its place.
+    pub fn is_replaced(&self, plugin: &PluginType, path: &str) -> bool {
+        let recorded = self.programs.get(plugin.as_str());
+        matches!(recorded, Some(PluginProgram::External(_))) && self.in_process(plugin, path)
+    }
+
     fn server(&self, plugin: &PluginType, environment: &Environment, undoes: bool) -> Result<Server, Error> {
         let path = &environment.path;
         let recorded = self.programs.get(plugin.as_str());

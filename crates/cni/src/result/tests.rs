@@ -360,3 +360,32 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn result_after_a_log_line_quotes_that_line() {
+    let output = b"time=now level=info msg=\"attached\"\n{\"cniVersion\":\"1.0.0\"}";
+    let error = Success::read(output, Version::V1_0_0).unwrap_err();
+    assert!(error.msg.contains(r#"begins with "time=now level=info"#), "{error}");
+    assert!(error.details.contains("log lines on stderr"), "{error}");
+    for output in [&b""[..], b"{", b"[1", b"{\"a\": b}"] {
+        let error = Success::read(output, Version::V1_0_0).unwrap_err();
+        assert!(error.msg.contains("not valid JSON"), "{error}");
+    }
+    let long = Success::read(&[b'x'; 5000], Version::V1_0_0).unwrap_err();
+    assert!(long.msg.len() < 300, "{long}");
+}
+
+#[test]
+fn result_address_index_beyond_the_interfaces_is_invalid() {
+    let check = |ips: &str, interfaces: &str| {
+        let text = format!(r#"{{"cniVersion":"1.0.0","interfaces":[{interfaces}],"ips":[{ips}]}}"#);
+        Success::read(text.as_bytes(), Version::V1_0_0).unwrap().1.check_indexes()
+    };
+    let (one, beyond) = (r#"{"name":"eth0"}"#, r#"{"interface":4,"address":"10.1.0.2/24"}"#);
+    let error = check(beyond, one).unwrap_err();
+    assert!(error.code == 7 && error.msg.contains("result.ips[0].interface: 4: "), "{error}");
+    for index in ["0", "-1"] {
+        check(&beyond.replace('4', index).replace("/2-1", "/24").replace("/20", "/24"), one).unwrap();
+    }
+    check(beyond, "").unwrap();
+}

@@ -106,6 +106,7 @@ pub fn add(invoke: &dyn Invoke, network: &Network, parameters: &Parameters) -> R
                 true => Err(Error::new(code::DECODING_FAILURE, "the plugin printed no result")),
                 false => Attached::read(&stdout, network.version),
             })
+            .and_then(|attached| attached.success.check_indexes().map(|()| attached))
             .context(failed(plugin, "add"))?;
         previous = Some(attached);
     }

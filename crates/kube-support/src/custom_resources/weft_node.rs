@@ -60,6 +60,8 @@ pub struct WeftNodeStatus {
     /// Time of the report. The agent reports changes, and every five minutes.
     #[schemars(extend("format" = "date-time"))]
     pub reported_at: String,
+    /// Whether the agent runs in a pod. It is gone if its pod is.
+    pub in_pod: bool,
     /// Version of the agent.
     pub version: String,
     /// Commit from which the agent was built, or `unknown`.

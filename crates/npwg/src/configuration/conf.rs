@@ -114,7 +114,17 @@ pub(super) fn read(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, 
     let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
         Error::config(format!("network configuration: {}", wording::syntax_error(bytes, &cause)))
     })?;
-    let conf: Conf = fold::from_value(&value, "")?;
+    let mut conf: Conf = fold::from_value(&value, "")?;
+    if flavour == Flavour::Multus
+        && let Err(unknown) = LogLevel::parse(&conf.log_level.to_lowercase())
+        && !conf.log_level.is_empty()
+    {
+        // Multus keeps its default level, too.
+        let fault = Fault::new(Rule::UnknownKey, "network configuration", unknown.to_string());
+        let fault = fault.at(KeyPath::root().key("logLevel")).showing(&quote(&conf.log_level));
+        warnings.push(Warning::new(Reason::UnknownKey, fault.cure("the level is error")));
+        conf.log_level.clear();
+    }
     let runtime_config = object.read_object("runtimeConfig")?.unwrap_or_default();
     let default_network = default_network(&object, &conf.cluster_network, flavour, &mut warnings)?;
     let mut configuration = conf.settle(flavour, default_network, runtime_config)?;

@@ -146,6 +146,17 @@ fn log_level_is_read_in_any_case() -> Result<(), Error> {
 }
 
 #[test]
+fn log_level_unknown_to_multus_is_one_warning() -> Result<(), Error> {
+    for level in ["trace", "info", "loud"] {
+        let multus = read_as(&format!(r#","logLevel":"{level}""#), Flavour::Multus)?;
+        assert_eq!((multus.logging.level, multus.warnings.len()), (LogLevel::Error, 1), "{level}");
+        assert!(multus.warnings[0].fault.to_string().contains(level), "{}", multus.warnings[0].fault);
+    }
+    assert!(read_as(r#","logLevel":"DEBUG""#, Flavour::Multus)?.warnings.is_empty());
+    Ok(())
+}
+
+#[test]
 fn unknown_key_is_refused_with_a_hint_and_a_warning_for_multus() -> Result<(), Error> {
     let error = read(r#","clusterNetwrok":"x""#).unwrap_err();
     assert_eq!(error.code, 7);

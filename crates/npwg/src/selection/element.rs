@@ -109,6 +109,14 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
     }
     let [namespace, interface] = [namespace, interface].map(|part| part.filter(|part| !part.is_empty()));
     let wrong_namespace = namespace.and_then(label_fault).map(|fault| format!("the namespace {fault}"));
+    let second = interface.filter(|interface| interface.contains('@'));
+    if second.is_some() {
+        let reason = "it has a second @, and one interface name at most";
+        let fault =
+            reader.fault(Rule::MalformedNetworkReference, reason).at(path).showing(&value::shown(text));
+        reader.fails(fault.cure("write name@interface, and separate networks by commas"));
+        return None;
+    }
     let wrong_name = || definition_name_fault(name).map(|fault| format!("the name {fault}"));
     if let Some(reason) = wrong_namespace.or_else(wrong_name) {
         let fault =
@@ -290,7 +298,12 @@ impl Keys<'_> {
             let fault =
                 self.reader.fault(Rule::IpsWithIpamClaim, "ips requests addresses in the same element");
             let fault = fault.at(self.path.key("ipam-claim-reference")).showing(&value::shown(&claim));
-            self.reader.fails(fault.cure("keep one of the two"));
+            let fault = fault.cure("keep one of the two");
+            // OVN-Kubernetes writes both for the primary network of a virtual machine; they name the same address.
+            match self.reader.annotation {
+                Annotation::DefaultNetwork => self.reader.warn(Reason::Questionable, fault),
+                Annotation::Networks => self.reader.fails(fault),
+            }
         }
         Some(claim)
     }

@@ -355,6 +355,26 @@ fn ipam_claim_reference_with_ips_fails_the_attachment() {
     fails(&text, Rule::IpsWithIpamClaim, "[0].ipam-claim-reference");
 }
 
+/// OVN-Kubernetes writes both for the primary network of a virtual machine.
+#[test]
+fn ipam_claim_beside_ips_of_the_default_is_a_warning() {
+    let text = r#"[{"name":"default","namespace":"ovn-kubernetes","mac":"0a:58:0a:80:00:4d","ips":["10.128.0.77/24"],"ipam-claim-reference":"vm-a.default"}]"#;
+    let reading = Reading::of(Annotation::DefaultNetwork, text, "home");
+    assert_eq!(
+        reading.warnings.iter().map(|one| one.fault.rule).collect::<Vec<_>>(),
+        [Rule::IpsWithIpamClaim]
+    );
+    let element = &reading.settle().unwrap().elements[0];
+    assert!(element.ipam_claim.is_some() && element.ips.len() == 1);
+}
+
+#[test]
+fn network_reference_with_two_interfaces_fails() {
+    for text in ["ok@net1@net2", "ns/ok@net1@", "ok@@net1"] {
+        fails(text, Rule::MalformedNetworkReference, "[0]");
+    }
+}
+
 // Requirements: NPWG1-4.2-1
 #[test]
 fn network_can_be_selected_several_times() {

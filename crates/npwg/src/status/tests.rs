@@ -141,16 +141,44 @@ fn network_status_ips_of_the_interface_in_both_families() {
 #[test]
 fn network_status_ips_without_a_sandbox_interface() {
     let none = r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24"},{"address":"10.0.0.6/24"}]}"#;
-    assert_eq!(one(none), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
+    assert_eq!(one(none), json!({"name": "base", "ips": ["10.0.0.5", "10.0.0.6"], "default": true}));
+    // Calico, with both families.
+    let calico = r#"{"cniVersion":"0.3.1","interfaces":[{"name":"cali123"}],"ips":[{"version":"4","address":"10.1.0.4/32"},{"version":"6","address":"fd00::4/128"}]}"#;
+    assert_eq!(one(calico), json!({"name": "base", "ips": ["10.1.0.4", "fd00::4"], "default": true}));
     let host_only = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:01"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"interface":-1,"address":"10.0.0.5/24"}]}"#;
     assert_eq!(one(host_only), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
+}
+
+/// The primary network of OVN-Kubernetes: eth0 is the interface of the cluster's own network.
+#[test]
+fn network_status_default_has_the_first_gateway() {
+    let result = |gateways: [&str; 2]| {
+        let ip = |index: usize, address: &str, gateway: &str| json!({"interface": index, "address": address, "gateway": gateway});
+        let interface = |name: &str, mac: &str| json!({"name": name, "mac": mac, "sandbox": "/n"});
+        json!({"cniVersion": "1.1.0",
+            "interfaces": [{"name": "host0"}, interface("eth0", "0a:58:0a:f4:00:05"),
+                interface("ovn-udn1", "0a:58:0a:80:00:4d")],
+            "ips": [ip(1, "10.244.0.5/24", gateways[0]), ip(2, "10.128.0.77/24", gateways[1])]})
+        .to_string()
+    };
+    for (gateways, default) in [
+        (["", "10.128.0.1"], [false, true]),
+        (["10.244.0.1", "10.128.0.1"], [true, false]),
+        (["", ""], [true, false]),
+    ] {
+        let entries = status(&World::new(), &[&result(gateways)]);
+        let found: Vec<(&Value, &Value)> =
+            entries.iter().map(|entry| (&entry["interface"], &entry["default"])).collect();
+        assert_eq!(found, [(&json!("eth0"), &json!(default[0])), (&json!("ovn-udn1"), &json!(default[1]))]);
+    }
 }
 
 // Requirements: NPWG1-5.3.3.1-rule2
 #[test]
 fn network_status_ips_rule_applies_from_0_3_0_on() {
     let first_with_interfaces = r#"{"cniVersion":"0.3.0","ips":[{"version":"4","address":"10.0.0.5/24"},{"version":"4","address":"10.0.0.6/24"}]}"#;
-    assert_eq!(one(first_with_interfaces), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
+    let both = json!({"name": "base", "ips": ["10.0.0.5", "10.0.0.6"], "default": true});
+    assert_eq!(one(first_with_interfaces), both);
 }
 
 // Requirements: NPWG1-5.3.3.1-rule3, M16

@@ -44,6 +44,19 @@ fn verify_requires_every_address_on_the_interface() {
     assert_eq!(broken(&asked, &Success::default()), Some(Rule::AddressNotAssigned));
 }
 
+#[test]
+fn verify_accepts_any_interface_in_the_sandbox() {
+    let asked = delegate(r#""ips":["10.128.0.77"],"mac":"0a:58:0a:80:00:4d""#);
+    let ovn = |mac: &str, sandbox: &str| {
+        result(&format!(
+            r#"{{"cniVersion":"1.0.0","interfaces":[{{"name":"eth0","mac":"0a:58:0a:f4:00:05","sandbox":"/n"}},{{"name":"ovn-udn1","mac":"{mac}","sandbox":"{sandbox}"}}],"ips":[{{"interface":0,"address":"10.244.0.5/24"}},{{"interface":1,"address":"10.128.0.77/24","gateway":"10.128.0.1"}}]}}"#
+        ))
+    };
+    assert_eq!(broken(&asked, &ovn("0a:58:0a:80:00:4d", "/n")), None);
+    assert_eq!(broken(&asked, &ovn("0a:58:0a:80:00:4e", "/n")), Some(Rule::MacNotAssigned));
+    assert_eq!(broken(&asked, &ovn("0a:58:0a:80:00:4d", "")), Some(Rule::AddressNotAssigned), "on the host");
+}
+
 // Requirements: NPWG1-4.1.2.1.3.2-2
 #[test]
 fn verify_accepts_addresses_without_interface() {

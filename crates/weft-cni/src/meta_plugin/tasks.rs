@@ -31,11 +31,12 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::change::{self, Changed};
+use super::check::check_each;
 use super::history::{self, CallRecorder};
 use super::journal::Journal;
 use super::lock::Lock;
 use super::policy_update::{self, PolicyOutcome};
-use super::{agent, check_each, detach, namespace};
+use super::{agent, detach, namespace};
 use crate::plugin_invoker::PluginInvoker;
 
 /// First argument of a process that executes a task batch.

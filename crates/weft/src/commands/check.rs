@@ -2,7 +2,7 @@
 
 use clap::Args;
 use npwg::plan::PodIdentity;
-use rpc::journal::Entry;
+use rpc::journal::{Entry, Unchecked};
 use serde::Serialize;
 
 use crate::attachments::{NamedAttachment, named_attachments};
@@ -22,7 +22,8 @@ Example:
   weft check -n my-namespace my-pod
   weft check my-namespace/my-pod -o json
 
-Networks with a cniVersion below 0.4.0 or with disableCheck are skipped.
+Built-in plugins are checked in every cniVersion. External plugins are not called if the cniVersion is below 0.4.0: then
+only interface and addresses are compared. Networks with disableCheck are skipped. The output names what was not checked.
 
 {EXIT_CODES} A changed attachment and a pod without attachments are failures."))]
 pub(crate) struct Arguments {
@@ -43,7 +44,10 @@ struct CheckedSandbox<'a> {
     pod: &'a PodIdentity,
     container_id: &'a str,
     attachments: Vec<NamedAttachment<'a>>,
+    /// Whether everything that was checked is unchanged.
     unchanged: bool,
+    /// Plugins that were not called.
+    unchecked: Vec<Unchecked>,
     /// First difference, or the reason why a plugin could not check.
     #[serde(skip_serializing_if = "String::is_empty")]
     error: String,
@@ -68,8 +72,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return printed.and(checked);
     }
     checked?;
-    let count = entry.plan.delegates.len();
-    progress.line(plain(&format!("{subject}: {} unchanged", all_networks(count))));
+    let (count, unchecked) = (entry.plan.delegates.len(), entry.unchecked());
+    progress.line(plain(&format!("{subject}: {}", summary(count, unchecked.len()))));
+    for one in unchecked {
+        progress.line(plain(&format!("  not checked: {one}")));
+    }
     Ok(())
 }
 
@@ -79,13 +86,16 @@ fn document<'a>(entry: &'a Entry, failure: Option<&Failure>) -> CheckedSandbox<'
         container_id: entry.container_id.as_str(),
         attachments: named_attachments(entry).collect(),
         unchanged: failure.is_none(),
+        unchecked: entry.unchecked(),
         error: failure.map(ToString::to_string).unwrap_or_default(),
     }
 }
 
-fn all_networks(count: usize) -> String {
-    match count {
-        1 => "its only network is".to_owned(),
-        count => format!("all {count} networks are"),
+/// Returns the result for `count` networks without a difference, of which `partly` were not checked by all their plugins.
+fn summary(count: usize, partly: usize) -> String {
+    match (count, partly) {
+        (1, 0) => "its only network is unchanged".to_owned(),
+        (count, 0) => format!("all {count} networks are unchanged"),
+        (count, partly) => format!("no difference found; {partly} of {count} networks not fully checked"),
     }
 }

@@ -167,7 +167,13 @@ fn diagnose(inputs: &Inputs, plugins: &Plugins, cri_socket: &Path) -> Result<Dia
     if proxy::is_used(cri_socket, known.iter().copied()) {
         findings.extend(proxy::findings(cri_socket)?);
     }
-    Ok(Diagnosis { findings, sandboxes: known.len(), failures, unchecked: String::new() })
+    let partly: usize = known.iter().map(|entry| entry.unchecked().len()).sum();
+    let unchecked = match partly {
+        0 => String::new(),
+        1 => "1 attachment was not fully checked; weft check names the plugins".to_owned(),
+        count => format!("{count} attachments were not fully checked; weft check names the plugins"),
+    };
+    Ok(Diagnosis { findings, sandboxes: known.len(), failures, unchecked })
 }
 
 /// Fails on a machine that has nothing of weft and of a container runtime. Root may install weft there.

@@ -39,7 +39,7 @@ const AGENTS: &str = "app.kubernetes.io/name=weft,app.kubernetes.io/component=ag
 const CONTAINER: &str = "agent";
 /// Label of a node with its operating system.
 const SYSTEM: &str = "kubernetes.io/os";
-/// Age up to which a report is recent, in seconds: three times the interval of unchanged reports.
+/// Age up to which the report of an agent that is no pod is recent, in seconds: three times the interval of unchanged reports.
 const RECENT: u64 = 900;
 /// Message about missing reports, which is printed once.
 static NO_REPORTS: Once = Once::new();
@@ -264,7 +264,8 @@ fn row(node: String, pods: &[AgentPod], reports: &BTreeMap<String, WeftNodeStatu
             AgentPresence::Thin
         }
         Some(_) => AgentPresence::Ready,
-        None if is_recent(&report) => AgentPresence::Ready,
+        // The report of an agent whose pod was deleted is only that: its last one.
+        None if !report.in_pod && is_recent(&report) => AgentPresence::Ready,
         None => AgentPresence::Missing,
     };
     let name = |pod: &AgentPod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
@@ -332,6 +333,7 @@ impl NodeRow {
         let NodeRow { node, agent, pod, report } = self;
         let WeftNodeStatus {
             reported_at,
+            in_pod: _,
             version,
             commit,
             plugin,
@@ -425,6 +427,8 @@ mod tests {
             ("a".to_owned(), report(RECENT + 60, PluginState::Current)),
             ("d".to_owned(), report(10, PluginState::Current)),
             ("e".to_owned(), report(RECENT + 60, PluginState::Current)),
+            // Its DaemonSet was deleted a moment ago.
+            ("g".to_owned(), WeftNodeStatus { in_pod: true, ..report(10, PluginState::Current) }),
         ]);
         for (node, agent, is_ready) in [
             ("a", AgentPresence::Ready, true),
@@ -433,6 +437,7 @@ mod tests {
             ("d", AgentPresence::Ready, true),
             ("e", AgentPresence::Missing, false),
             ("f", AgentPresence::Missing, false),
+            ("g", AgentPresence::Missing, false),
         ] {
             let row = row(node.to_owned(), &pods, &reports);
             assert_eq!((row.agent, row.is_ready()), (agent, is_ready), "{node}");

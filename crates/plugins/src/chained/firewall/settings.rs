@@ -64,7 +64,8 @@ impl PolicyTarget {
     }
 }
 
-/// Returns the addresses of a result, except those of the host's interfaces.
+/// Returns the addresses of a result, except those of the host's interfaces. If the result names only these, they are the
+/// container's, as for Go's firewall: some plugins give the index of the host's end.
 pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> {
     let is_host = |index: Option<i32>| {
         let interface = index
@@ -72,7 +73,8 @@ pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> 
             .and_then(|index| result.interfaces.get(index));
         interface.is_some_and(|interface| !result.is_inside(interface, ifname))
     };
-    let inside = result.ips.iter().filter(|ip| !is_host(ip.interface));
+    let has_inside = result.ips.iter().any(|ip| !is_host(ip.interface));
+    let inside = result.ips.iter().filter(|ip| !has_inside || !is_host(ip.interface));
     inside.map(|ip| IpNet::from(ip.address.addr())).collect()
 }
 
