@@ -108,7 +108,7 @@ pub(crate) fn rows(entry: &Entry) -> Vec<AttachmentRow> {
     let planned = Attachment::default();
     let each = entry.plan.delegates.iter().zip(chains).enumerate();
     each.map(|(index, (delegate, chain))| {
-        row(delegate, chain, entry.attachments.get(index).unwrap_or(&planned))
+        row(delegate, &chain, entry.attachments.get(index).unwrap_or(&planned))
     })
     .collect()
 }
@@ -130,7 +130,7 @@ fn external_programs(programs: &Programs) -> String {
     if all.is_empty() { String::new() } else { format!(" (external {})", all.join("; ")) }
 }
 
-fn row(delegate: &Delegate, chain: String, attachment: &Attachment) -> AttachmentRow {
+fn row(delegate: &Delegate, chain: &str, attachment: &Attachment) -> AttachmentRow {
     let result = attachment.result.as_ref().and_then(|raw| {
         // A stored result without a `cniVersion` has the latest version.
         Success::read(raw.get().as_bytes(), Version::LATEST).ok()
