@@ -82,7 +82,7 @@ pub struct AttachmentInvoker<'a> {
     programs: Programs,
 }
 
-/// What serves a plugin now.
+/// Built-in plugin or program that serves a plugin now.
 enum Server {
     BuiltIn(&'static dyn Plugin),
     Program(PathBuf),

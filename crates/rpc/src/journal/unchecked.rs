@@ -1,4 +1,4 @@
-//! What a CHECK of a sandbox leaves out, so that no report calls it unchanged.
+//! Plugins that a CHECK of a sandbox does not call, so that no report calls them unchanged.
 
 use cni::network::{Network, plugin_type};
 use cni::version::{Verb, Version};
