@@ -97,10 +97,10 @@ fn delegate_that_is_weft_cni_under_any_name_is_refused() {
         ("weft-cni", "without end"),
         ("weft", "without end"),
         ("multus", "without end"),
-        ("link", "no plugin of this name"),
-        ("further", "no plugin of this name"),
-        ("copy", "no plugin of this name"),
-        ("unnamed", "no plugin of this name"),
+        ("link", "no plugin with this name"),
+        ("further", "no plugin with this name"),
+        ("copy", "no plugin with this name"),
+        ("unnamed", "no plugin with this name"),
         ("wrapper", "calls the meta-plugin"),
     ] {
         cluster.definition("odd", &network(&[json!({ "type": kind })]));

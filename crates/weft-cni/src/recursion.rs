@@ -60,11 +60,11 @@ fn refused_ipam(plugin: &PluginType) -> Error {
 pub(crate) fn refuse_network(plugin: &Object, path: &str) -> Result<(), Error> {
     let name = plugin_type(plugin)?;
     refuse_own_program(&name, path).context("type")?;
-    let Some(ipam) = ipam_type(plugin)? else { return Ok(()) };
     // Another plugin may have its own meaning of `ipam.type`, and a chained plugin ignores it.
     if !is_without_addresses(&name) || CHAINED.contains(&canonical(name.as_str())) {
         return Ok(());
     }
+    let Some(ipam) = ipam_type(plugin)? else { return Ok(()) };
     if is_without_addresses(&ipam) {
         return Err(refused_ipam(&ipam));
     }
@@ -84,7 +84,7 @@ fn refuse_own_program(plugin: &PluginType, path: &str) -> Result<(), Error> {
     match is_own.then(|| builtins::find_by_link(&program)) {
         Some(None) => {
             let why = format!(
-                "{:?}: {} is weft-cni, which has no plugin of this name",
+                "{:?}: {} is weft-cni, which has no plugin with this name",
                 plugin.as_str(),
                 program.display()
             );
