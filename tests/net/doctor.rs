@@ -432,7 +432,7 @@ fn doctor_names_the_network_that_detach_forget_gives_up() {
     // Another network than the one that fails is not given up.
     assert_eq!(run(&host, "detach blue/web --forget blue/other").code, Some(1));
     let detached = run(&host, &format!("detach blue/web --forget {network}")).success();
-    assert!(detached.stderr.contains(&format!("gave up {network}")), "{detached}");
+    assert!(detached.stdout.contains(&format!("gave up {network}")), "{detached}");
     assert!(!findings(&host).iter().any(|one| one["what"] == "sandbox blue_web of blue/web"));
     let history = run(&host, "history -o json").success();
     assert!(history.stdout.contains("gave up net2") && history.stdout.contains("not yet"), "{history}");
