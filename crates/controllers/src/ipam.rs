@@ -6,9 +6,9 @@ pub(crate) mod reconciler;
 mod round_error;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -21,11 +21,17 @@ use crate::ipam::pool_metrics::PoolMetrics;
 use crate::ipam::reconciler::{IpamReconciler, Round};
 use kube_support::health::HealthStatus;
 
+/// Time without a successful reconciliation, besides three intervals, after which the controller is stuck. One may take
+/// minutes in a large cluster.
+const STALLED_MAX: Duration = Duration::from_secs(300);
+
 /// IPAM controller.
 pub(crate) struct IpamController {
     reconciler: Mutex<IpamReconciler>,
     every: Duration,
     metrics: IpamMetrics,
+    /// End of the last successful round, and why later ones failed.
+    last_round: std::sync::Mutex<(Option<Instant>, String)>,
 }
 
 /// Metrics of the controller.
@@ -111,12 +117,18 @@ impl IpamMetrics {
 impl IpamController {
     /// Returns a controller that reconciles each `every`.
     pub(crate) fn new(reconciler: IpamReconciler, every: Duration) -> IpamController {
-        IpamController { reconciler: Mutex::new(reconciler), every, metrics: IpamMetrics::new() }
+        IpamController {
+            reconciler: Mutex::new(reconciler),
+            every,
+            metrics: IpamMetrics::new(),
+            last_round: std::sync::Mutex::default(),
+        }
     }
 
     /// Runs until the process ends.
     pub(crate) async fn run(self: Arc<Self>) {
         self.metrics.leader.set(1);
+        self.rounds().0 = Some(Instant::now());
         let mut reconciler = self.reconciler.lock().await;
         let follow = reconciler.follow();
         let rounds = async {
@@ -133,12 +145,22 @@ impl IpamController {
 
     async fn round(&self, reconciler: &mut IpamReconciler) {
         match reconciler.round().await {
-            Ok(round) => self.metrics.count(&round),
+            Ok(round) => {
+                *self.rounds() = (Some(Instant::now()), String::new());
+                self.metrics.count(&round);
+            }
             Err(error) => {
+                self.rounds().1 = format!(": {error}");
                 warn!(%error, "reconciliation failed; the next one continues");
                 self.metrics.failed.inc();
             }
         }
+    }
+}
+
+impl IpamController {
+    fn rounds(&self) -> MutexGuard<'_, (Option<Instant>, String)> {
+        self.last_round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -149,5 +171,12 @@ impl HealthStatus for IpamController {
 
     fn waits_for(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn stalled(&self) -> Option<String> {
+        let rounds = self.rounds();
+        let since = rounds.0?.elapsed();
+        (since >= STALLED_MAX + 3 * self.every)
+            .then(|| format!("no reconciliation succeeded for {} s{}", since.as_secs(), rounds.1))
     }
 }

@@ -24,6 +24,7 @@ mod neutron;
 mod page;
 mod policy;
 mod services;
+mod stuck_leader;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -207,6 +208,9 @@ impl Arguments {
     }
 
     /// Works while this controller holds the Lease. `status` is served over HTTP from the start.
+    ///
+    /// A controller that cannot see the cluster is no candidate, and a leader that stays blind gives the Lease back: another
+    /// one may have a connection that works.
     async fn lead(
         &self,
         client: kube::Client,
@@ -217,14 +221,19 @@ impl Arguments {
         let listener = health::bind(self.listen).await?;
         let identity = self.identity();
         let election = Election::new(client, &self.lease_namespace, lease, &identity);
-        tokio::spawn(health::serve(listener, status));
+        tokio::spawn(health::serve(listener, Arc::clone(&status)));
         info!(listen = %self.listen, identity, "controller started");
         let end = ended()?;
         let lead = async {
+            stuck_leader::ready(&*status).await;
             election.win().await;
             tokio::select! {
                 () = election.hold_for(work) => Ok(()),
                 () = election.keep() => Err(Failure::new("the Lease is lost: another controller takes over")),
+                why = stuck_leader::watch(&*status) => {
+                    election.resign().await;
+                    Err(Failure::new(format!("the Lease is given back, because this controller is stuck: {why}")))
+                }
             }
         };
         let outcome = tokio::select! {

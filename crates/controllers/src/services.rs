@@ -145,13 +145,10 @@ impl ServiceController {
     pub(crate) fn new(client: Client, identity: &str) -> ServiceController {
         let (services, pods) = (Arc::new(Cache::new("services")), Arc::new(Cache::new("pods")));
         let all = Config::default();
-        let of_services = Api::<service_objects::ServiceObject>::all(client.clone());
-        tokio::spawn(follow(of_services, all.clone(), Arc::clone(&services)));
-        tokio::spawn(follow(
-            Api::<service_objects::BackendObject>::all(client.clone()),
-            all,
-            Arc::clone(&pods),
-        ));
+        let of_services = Api::<service_objects::ServiceObject>::all;
+        tokio::spawn(follow(client.clone(), of_services, all.clone(), Arc::clone(&services)));
+        let of_pods = Api::<service_objects::BackendObject>::all;
+        tokio::spawn(follow(client.clone(), of_pods, all, Arc::clone(&pods)));
         let slices = Arc::new(Cache::new("endpointslices"));
         let publisher = events::publisher(client.clone(), Some(identity.to_owned()));
         let reported = Mutex::default();
@@ -213,8 +210,8 @@ impl ServiceController {
             pause = (pause * 2).min(PAUSES.1);
         };
         match version {
-            Version::V1 => tokio::spawn(follow(Api::<SliceObject<false>>::all(client), ours, slices)),
-            Version::V1beta1 => tokio::spawn(follow(Api::<SliceObject<true>>::all(client), ours, slices)),
+            Version::V1 => tokio::spawn(follow(client, Api::<SliceObject<false>>::all, ours, slices)),
+            Version::V1beta1 => tokio::spawn(follow(client, Api::<SliceObject<true>>::all, ours, slices)),
         };
         version
     }

@@ -255,9 +255,9 @@ impl Default for Followed {
 impl Followed {
     /// Keeps both up to date; never ends.
     pub fn follow(&self, client: &Client) -> impl Future<Output = ()> + use<> {
-        let (pods, nodes) = (Api::<ShownPod>::all(client.clone()), Api::<NodeObject>::all(client.clone()));
-        let pods = follow(pods, watcher::Config::default(), Arc::clone(&self.pods));
-        let nodes = follow(nodes, watcher::Config::default(), Arc::clone(&self.nodes));
+        let all = watcher::Config::default();
+        let pods = follow(client.clone(), Api::<ShownPod>::all, all.clone(), Arc::clone(&self.pods));
+        let nodes = follow(client.clone(), Api::<NodeObject>::all, all, Arc::clone(&self.nodes));
         async move {
             tokio::join!(pods, nodes);
         }

@@ -28,7 +28,7 @@ struct NoResponse {
 
 /// Returns the error with the address of its server.
 pub(super) fn by(server: &str, cause: BoxError) -> BoxError {
-    if cause.is::<kube::Error>() {
+    if cause.is::<kube::Error>() || cause.is::<NoResponse>() {
         return cause;
     }
     Box::new(NoResponse { server: server.trim_end_matches('/').to_owned(), cause })
@@ -45,9 +45,11 @@ pub fn describe(error: &kube::Error) -> String {
             "" => format!("the API server returned {}", status.code),
             message => message.to_owned(),
         },
-        kube::Error::Service(cause) => match cause.downcast_ref::<NoResponse>() {
-            Some(error) => error.to_string(),
-            None => causes(cause.as_ref()),
+        kube::Error::Service(cause) => match (cause.downcast_ref::<NoResponse>(), cause.downcast_ref()) {
+            (Some(error), _) => error.to_string(),
+            // Clients that observe another client pass its errors on.
+            (None, Some(error)) => describe(error),
+            (None, None) => causes(cause.as_ref()),
         },
         other => causes(other),
     }

@@ -1,18 +1,21 @@
 //! Cache of the objects of one kind, filled by a list and a watch of the API.
 //!
 //! - A new list replaces the old one when it is complete.
-//! - While the API server cannot be reached, the last known state is served, and its age is known.
+//! - While the API server cannot be reached, the last known state is served, and its age is known ([`liveness`]).
+//! - A list or watch that stops fails within 30 s (`client::transport`), and is requested again.
 //! - A consumer that handles each object on its own follows the keys of changed objects ([`ChangedKeys`]).
 //! - An event of the watch takes precedence over the response of a concurrent request ([`pending_lookup`]).
 
 pub mod changed_keys;
+pub mod followed;
+mod liveness;
 pub mod pending_lookup;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use kube::runtime::watcher::{self, Event};
@@ -20,16 +23,20 @@ use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch::{Receiver, Sender};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::api_error;
 use crate::cache::changed_keys::{ChangedKeys, Consumers};
+use crate::cache::liveness::Liveness;
 use crate::cache::pending_lookup::{Lookups, PendingLookup};
-use crate::lookup::ASK_MAX;
 use crate::resources::{Key, Reduced, key};
 
-/// Interval at which an unreachable API server is tried again.
-const RECONNECT_INTERVAL: Duration = Duration::from_secs(2);
+/// Time without an event after which a list that is not complete is requested again. It is longer than the deadlines of the
+/// client for one page of a list, which name the reason.
+const LIST_MAX: Duration = Duration::from_secs(180);
+/// Interval between log lines about a cache that stays without the API server.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Cache of the objects of one kind.
 #[derive(Debug)]
@@ -37,6 +44,7 @@ pub struct Cache<T> {
     kind: &'static str,
     state: Mutex<State<T>>,
     changes: Sender<u64>,
+    liveness: Arc<Liveness>,
 }
 
 #[derive(Debug)]
@@ -48,10 +56,6 @@ struct State<T> {
     lookups: BTreeMap<Key, Lookups>,
     /// Consumers of the keys of changed objects.
     consumers: Consumers,
-    synced: bool,
-    failing: Option<Instant>,
-    /// Reason of the last failure; none after a success.
-    refusal: Option<String>,
 }
 
 impl<T: PartialEq> Cache<T> {
@@ -62,11 +66,8 @@ impl<T: PartialEq> Cache<T> {
             incoming: BTreeMap::new(),
             lookups: BTreeMap::new(),
             consumers: Consumers::default(),
-            synced: false,
-            failing: None,
-            refusal: None,
         };
-        Cache { kind, state: Mutex::new(state), changes: Sender::new(0) }
+        Cache { kind, state: Mutex::new(state), changes: Sender::new(0), liveness: Liveness::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -114,12 +115,12 @@ impl<T: PartialEq> Cache<T> {
 
     /// Whether a complete list was read.
     pub fn is_synced(&self) -> bool {
-        self.state().synced
+        self.liveness.is_synced()
     }
 
-    /// Returns the time since the watch failed; zero while it is connected.
+    /// Returns the time since the list or the watch failed; zero while the watch is connected.
     pub fn age(&self) -> Duration {
-        self.state().failing.map_or(Duration::ZERO, |since| since.elapsed())
+        self.liveness.age()
     }
 
     /// Returns a receiver of changes.
@@ -132,11 +133,10 @@ impl<T: PartialEq> Cache<T> {
         self.state().consumers.add()
     }
 
-    /// Returns the kind, and the reason of the last failure, while no complete list was read.
+    /// Returns the kind, and why there is no list, while no complete list was read.
     pub fn waited(&self) -> Option<String> {
-        let state = self.state();
-        match &state.refusal {
-            _ if state.synced => None,
+        match self.liveness.reason() {
+            _ if self.is_synced() => None,
             Some(why) => Some(format!("{} ({why})", self.kind)),
             None => Some(self.kind.to_owned()),
         }
@@ -157,13 +157,9 @@ impl<T: PartialEq> Cache<T> {
     /// Applies an event of the watch. The result is whether the cache has changed.
     fn take<K: Reduced<Form = T>>(&self, event: Event<K>) -> bool {
         let mut state = self.state();
-        state.failing = None;
-        // `Init` means only that a list was requested.
-        if !matches!(event, Event::Init) {
-            state.refusal = None;
-        }
         match event {
             Event::Init => {
+                self.liveness.list_began();
                 state.incoming.clear();
                 false
             }
@@ -176,10 +172,13 @@ impl<T: PartialEq> Cache<T> {
                 state.objects = std::mem::take(&mut state.incoming);
                 state.lookups.values_mut().for_each(Lookups::record_event);
                 state.consumers.record_all();
-                state.synced = true;
+                if let Some(age) = self.liveness.listed() {
+                    info!(resource = self.kind, age = age.as_secs(), "the cache is current again");
+                }
                 true
             }
             Event::Apply(object) => {
+                self.liveness.changed();
                 let (key, object) = (key(&object), object.reduce());
                 state.record_event(&key);
                 let known = state.objects.get(&key).is_some_and(|known| **known == object);
@@ -190,6 +189,7 @@ impl<T: PartialEq> Cache<T> {
                 !known
             }
             Event::Delete(object) => {
+                self.liveness.changed();
                 let key = key(&object);
                 state.record_event(&key);
                 state.consumers.record(&key);
@@ -198,26 +198,19 @@ impl<T: PartialEq> Cache<T> {
         }
     }
 
-    /// Records a failure of the watch. The result is whether it is the first one since the last success.
-    fn fail(&self, error: &watcher::Error) -> bool {
-        let mut state = self.state();
-        let why = api_error::describe_watch(error);
-        let is_first = state.failing.is_none();
-        if is_first {
+    /// Records a failure of the watch.
+    fn fail(&self, error: &watcher::Error) {
+        self.fail_because(api_error::describe_watch(error));
+    }
+
+    fn fail_because(&self, why: String) {
+        if self.liveness.failed(why.clone()) {
             warn!(
                 resource = self.kind,
                 error = why,
                 "failed to watch resource; its last known state is used"
             );
-            state.failing = Some(Instant::now());
         }
-        state.refusal = Some(why);
-        is_first
-    }
-
-    /// Records that the API server answers.
-    fn connected(&self) {
-        self.state().failing = None;
     }
 }
 
@@ -231,40 +224,71 @@ impl<T> State<T> {
 }
 
 /// Keeps a cache up to date until the process ends. The list is read again if the watch missed events (410 Gone).
-pub async fn follow<K>(api: Api<K>, selection: watch::Config, cache: Arc<Cache<K::Form>>)
+///
+/// `api` selects all objects, or those of a namespace: `Api::all`.
+pub async fn follow<K>(
+    client: Client,
+    api: impl FnOnce(Client) -> Api<K>,
+    selection: watch::Config,
+    cache: Arc<Cache<K::Form>>,
+) where
+    K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    followed::register(&cache);
+    let api = api(cache.liveness.observe(&client));
+    tokio::select! {
+        () = events(api, selection, &cache) => {}
+        () = remind(&cache) => {}
+    }
+}
+
+/// Applies the events of lists and watches.
+async fn events<K>(api: Api<K>, selection: watch::Config, cache: &Cache<K::Form>)
 where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let client = api.clone().into_client();
-    let mut events = pin!(watch::watcher(api, selection).default_backoff());
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(event) => {
-                let is_complete = matches!(event, Event::InitDone);
-                if cache.take(event) {
-                    cache.changes.send_modify(|count| *count += 1);
+    loop {
+        let mut events = pin!(watch::watcher(api.clone(), selection.clone()).default_backoff());
+        loop {
+            let event = match cache.liveness.is_listing() {
+                true => timeout(LIST_MAX, events.next()).await,
+                false => Ok(events.next().await),
+            };
+            match event {
+                Ok(Some(Ok(event))) => {
+                    let is_complete = matches!(event, Event::InitDone);
+                    if cache.take(event) {
+                        cache.changes.send_modify(|count| *count += 1);
+                    }
+                    if is_complete {
+                        info!(resource = cache.kind, count = cache.count(), "resource listed");
+                    }
                 }
-                if is_complete {
-                    info!(resource = cache.kind, count = cache.count(), "resource listed");
+                Ok(Some(Err(error))) => cache.fail(&error),
+                Ok(None) => break,
+                Err(_) => {
+                    cache.fail_because(format!("the list makes no progress within {} s", LIST_MAX.as_secs()));
+                    break;
                 }
             }
-            Err(error) if cache.fail(&error) => {
-                drop(tokio::spawn(reconnect(client.clone(), Arc::clone(&cache))));
-            }
-            Err(_) => {}
         }
     }
 }
 
-/// Waits until the API server answers again. A resumed watch reports nothing before an object changes.
-async fn reconnect<T: PartialEq>(client: Client, cache: Arc<Cache<T>>) {
-    while !cache.age().is_zero() {
-        tokio::time::sleep(RECONNECT_INTERVAL).await;
-        if let Ok(Ok(_)) = tokio::time::timeout(ASK_MAX, client.apiserver_version()).await {
-            return cache.connected();
+/// Repeats why a cache is not current: the first log line is old when somebody looks.
+async fn remind<T: PartialEq>(cache: &Cache<T>) {
+    loop {
+        tokio::time::sleep(REMINDER_INTERVAL).await;
+        let age = cache.liveness.time_without_data();
+        if age >= REMINDER_INTERVAL {
+            let error = cache.liveness.reason().unwrap_or_default();
+            warn!(resource = cache.kind, age = age.as_secs(), error, "the cache is not current");
         }
     }
 }
+
+#[cfg(test)]
+mod server_tests;
 
 #[cfg(test)]
 mod tests {
@@ -310,8 +334,9 @@ mod tests {
         assert_eq!(cache.age(), Duration::ZERO);
         cache.fail(&watcher::Error::NoResourceVersion);
         std::thread::sleep(Duration::from_millis(2));
-        assert!(cache.age() > Duration::ZERO && cache.count() == 1);
         cache.take(Event::<PodObject>::Init);
+        assert!(cache.age() > Duration::ZERO && cache.count() == 1, "the list is not complete");
+        cache.take(Event::<PodObject>::InitDone);
         assert_eq!(cache.age(), Duration::ZERO);
     }
 

@@ -1,10 +1,12 @@
 //! Clients of the Kubernetes API, from a kubeconfig or with the service account of this pod.
 //!
-//! A request fails if the server does not begin its response in time. The client reads rotated tokens again.
+//! A request fails if the server does not begin its response in time, or if the response stops ([`transport`]). The client
+//! reads rotated tokens again.
+
+pub(crate) mod transport;
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::Response;
@@ -16,16 +18,9 @@ use tower::timeout::TimeoutLayer;
 use tower::util::{MapErrLayer, MapResponseLayer};
 
 use super::credentials;
+use self::transport::{DEADLINES, Deadlines, transport};
 use crate::api_error;
 use cli_support::failure::Failure;
-
-/// Timeout of a connection.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Timeout until a response begins, also that of a watch.
-///
-/// A server that is not ready for a list may let it wait for a minute. A server that hangs, or whose address is unreachable,
-/// may not answer for five minutes; a repeated request may reach another server.
-const RESPONSE_MAX: Duration = Duration::from_secs(30);
 
 /// Maximum size of a response with a single object, in bytes. The API server stores objects of less than a tenth.
 const OBJECT_MAX: usize = 16 << 20;
@@ -41,17 +36,17 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
 /// Returns a client for single objects, whose responses are limited so that a faulty server cannot exhaust the memory.
 pub async fn client_of_objects(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     let path = kubeconfig.map(Path::to_owned);
-    let connecting = async move { client_of(config(path.as_deref(), None).await?, RESPONSE_MAX, OBJECT_MAX) };
+    let connecting = async move { client_of(config(path.as_deref(), None).await?, DEADLINES, OBJECT_MAX) };
     credentials::within(kubeconfig, connecting).await
 }
 
 /// Returns a client without a size limit, for large lists and for watches.
 async fn unlimited(kubeconfig: Option<PathBuf>) -> Result<Client, Failure> {
-    client_of(config(kubeconfig.as_deref(), None).await?, RESPONSE_MAX, usize::MAX)
+    client_of(config(kubeconfig.as_deref(), None).await?, DEADLINES, usize::MAX)
 }
 
 async fn config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Config, Failure> {
-    let mut config = match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
+    let config = match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
         Some(path) => {
             let failed = |cause: &dyn std::fmt::Display| {
                 Failure::new(format!("kubeconfig {}: {cause}", path.display()))
@@ -85,7 +80,6 @@ async fn config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Conf
                 .next("outside of a pod, set --kubeconfig to the path of a kubeconfig")
         })?,
     };
-    config.connect_timeout = Some(CONNECT_MAX);
     Ok(config)
 }
 
@@ -97,24 +91,23 @@ fn name_context(contexts: &[String]) -> String {
     }
 }
 
-/// Returns a client with a timeout until a response begins, and a maximum size of a response in bytes.
-fn client_of(config: Config, response_max: Duration, most: usize) -> Result<Client, Failure> {
+/// Returns a client with deadlines for its responses, and a maximum size of a response in bytes.
+pub(crate) fn client_of(config: Config, deadlines: Deadlines, most: usize) -> Result<Client, Failure> {
     let server = config.cluster_url.to_string();
     let of_body = server.clone();
-    let too_large = move |cause: BoxError| {
+    let explained = move |cause: BoxError| {
         if cause.is::<LengthLimitError>() {
             api_error::by(&of_body, format!("its response has more than {most} bytes").into())
         } else {
-            cause
+            api_error::by(&of_body, cause)
         }
     };
     let named = MapErrLayer::new(move |cause| api_error::by(&server, cause));
     let bounded = MapResponseLayer::new(move |answer: Response<_>| {
-        answer.map(|body| Limited::new(body, most).map_err(too_large.clone()))
+        answer.map(|body| Limited::new(body, most).map_err(explained.clone()))
     });
-    let builder = ClientBuilder::try_from(config);
-    let builder = builder.map_err(|cause| Failure::new(format!("Kubernetes client: {cause}")))?;
-    let builder = builder.with_layer(&TimeoutLayer::new(response_max)).with_layer(&named);
+    let builder = ClientBuilder::new(transport(&config, deadlines)?, config.default_namespace);
+    let builder = builder.with_layer(&TimeoutLayer::new(deadlines.response)).with_layer(&named);
     Ok(builder.with_layer(&bounded).build())
 }
 
@@ -127,7 +120,7 @@ pub fn path(text: &str) -> Result<PathBuf, Infallible> {
 ///
 /// The credentials have no deadline, because the user may be prompted for them.
 pub async fn client_of_person(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client, Failure> {
-    client_of(config_of_person(kubeconfig, context).await?, RESPONSE_MAX, usize::MAX)
+    client_of(config_of_person(kubeconfig, context).await?, DEADLINES, usize::MAX)
 }
 
 /// Returns the namespace of a context, or of this pod: that of [`client_of_person`].
@@ -182,6 +175,8 @@ fn invalid(path: &Path, cause: &KubeconfigError) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use kube::Api;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::time::timeout;
@@ -211,7 +206,7 @@ mod tests {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", silent.local_addr().unwrap());
         let client =
-            client_of(Config::new(server.parse().unwrap()), Duration::from_millis(50), usize::MAX).unwrap();
+            client_of(Config::new(server.parse().unwrap()), Deadlines { response: Duration::from_millis(50), ..DEADLINES }, usize::MAX).unwrap();
         let (api, all) = (Api::<NamespaceObject>::all(client), kube::api::ListParams::default());
         let error = timeout(ASK_MAX, api.list(&all)).await.expect("a timeout").expect_err("no response");
         assert_eq!(api_error::describe(&error), format!("{server}: request timed out"));
@@ -230,7 +225,7 @@ mod tests {
             let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
             while client.write_all(chunk.as_bytes()).await.is_ok() {}
         });
-        let client = client_of(Config::new(server.parse().unwrap()), RESPONSE_MAX, OBJECT_MAX).unwrap();
+        let client = client_of(Config::new(server.parse().unwrap()), DEADLINES, OBJECT_MAX).unwrap();
         let asked = ask(Api::<NamespaceObject>::all(client), "n").await;
         let message = asked.unwrap_err().to_string();
         assert_eq!(message, format!("{server}: its response has more than 16777216 bytes"));

@@ -1,7 +1,8 @@
 //! HTTP server for `/metrics`, `/healthz` and `/readyz`.
 //!
 //! A role is ready when every cache was filled once and its socket listens. Otherwise `/readyz` lists what is missing,
-//! with the reason. A later loss of the API server does not make it unready, because the last known state is served.
+//! with the reason. While the API server cannot be reached, the last known state is served: `/readyz` then lists the age of
+//! each cache, and after [`STALE`] the role is not ready any more. `/healthz` does not depend on caches.
 
 mod metrics_format;
 mod process_metrics;
@@ -25,6 +26,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tracing::warn;
 
+use crate::cache::followed::{self, CacheState, STALE};
 use cli_support::failure::Failure;
 use metrics_format::MetricsFormat;
 
@@ -41,11 +43,38 @@ pub trait HealthStatus: Send + Sync + 'static {
     fn page(&self) -> String;
     /// Returns what is missing; empty if the role is ready.
     fn waits_for(&self) -> Vec<String>;
+    /// Returns why the work of the role makes no progress, although nothing is missing. A controller then gives its Lease back.
+    fn stalled(&self) -> Option<String> {
+        None
+    }
 }
 
-/// Returns the metrics that every role adds to its page: those of the process and of the program.
-pub fn process_metrics() -> String {
-    process_metrics::page()
+/// Returns the metrics that every role adds to its page, for the reference of metrics: those of the process, of the program
+/// and of caches.
+pub fn example_metrics() -> String {
+    let pods = CacheState {
+        kind: "RESOURCE",
+        objects: 0,
+        is_synced: true,
+        age: Duration::ZERO,
+        failures: 0,
+        why: None,
+    };
+    process_metrics::page() + &followed::page(&[pods])
+}
+
+/// Returns the status and the text of `/readyz`. `missing` is what the role waits for.
+fn readiness(missing: &[String], caches: &[CacheState]) -> (StatusCode, String) {
+    let old = caches.iter().filter(|state| state.is_synced && !state.age.is_zero());
+    let lines: String = old.clone().map(|state| format!("{state}\n")).collect();
+    if !missing.is_empty() {
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for: {}\n{lines}", missing.join(", ")));
+    }
+    let is_stale = old.clone().any(|state| state.age >= STALE);
+    if is_stale {
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("stale\n{lines}"));
+    }
+    (StatusCode::OK, format!("ok\n{lines}"))
 }
 
 /// Listens on an address. Without IPv6 in the kernel, `[::]` means `0.0.0.0`.
@@ -112,13 +141,11 @@ fn answer(request: &Request<Incoming>, health: &impl HealthStatus) -> Response<F
     let (status, text) = match request.uri().path() {
         "/metrics" => {
             content_type = format.content_type();
-            (StatusCode::OK, format.render(&(health.page() + "\n" + &process_metrics::page())))
+            let page = health.page() + "\n" + &process_metrics::page() + &followed::metrics();
+            (StatusCode::OK, format.render(&page))
         }
         "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
-        "/readyz" => match health.waits_for().as_slice() {
-            [] => (StatusCode::OK, "ok\n".to_owned()),
-            waited => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for: {}\n", waited.join(", "))),
-        },
+        "/readyz" => readiness(&health.waits_for(), &followed::states()),
         _ => (StatusCode::NOT_FOUND, "not found; the pages are /metrics, /healthz and /readyz\n".to_owned()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
@@ -144,6 +171,27 @@ mod tests {
         fn waits_for(&self) -> Vec<String> {
             Vec::new()
         }
+    }
+
+    #[test]
+    fn readiness_has_the_age_of_each_cache_and_ends_when_stale() {
+        let state = |age, is_synced| CacheState {
+            kind: "pods",
+            objects: 1,
+            is_synced,
+            age: Duration::from_secs(age),
+            failures: 1,
+            why: Some("refused".to_owned()),
+        };
+        assert_eq!(readiness(&[], &[state(0, true)]), (StatusCode::OK, "ok\n".to_owned()));
+        let old = "pods: last known state of 100 s ago (refused)\n";
+        assert_eq!(readiness(&[], &[state(100, true)]), (StatusCode::OK, format!("ok\n{old}")));
+        let (status, text) = readiness(&[], &[state(120, true)]);
+        assert!(status == StatusCode::SERVICE_UNAVAILABLE && text.starts_with("stale\npods: "), "{text}");
+        // Whether a cache that was never filled is needed, the role knows.
+        assert_eq!(readiness(&[], &[state(900, false)]).0, StatusCode::OK);
+        let waits = readiness(&["nodes".to_owned()], &[state(100, true)]);
+        assert_eq!(waits, (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for: nodes\n{old}")));
     }
 
     #[test]

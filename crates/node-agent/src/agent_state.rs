@@ -46,9 +46,6 @@ const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 /// due after many seconds, so their tasks need not be sent at once.
 const IDLE_SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Name of the caches of address sets in metrics.
-const SETS: &str = "policyaddresssets";
-
 /// State of the node agent.
 pub(crate) struct AgentState {
     /// Planner of the node.
@@ -263,18 +260,6 @@ impl HealthStatus for AgentState {
     }
 
     fn page(&self) -> String {
-        self.metrics.cache(self.planner.pods.kind(), self.planner.pods.count(), self.planner.pods.age());
-        self.metrics.cache(
-            self.planner.definitions.kind(),
-            self.planner.definitions.count(),
-            self.planner.definitions.age(),
-        );
-        if let Some((policies, _)) = &self.policies {
-            let cache = &policies.policies;
-            self.metrics.cache(cache.kind(), cache.count(), cache.age());
-            let (count, age) = policies.sets();
-            self.metrics.cache(SETS, count, age);
-        }
         for (state, count) in self.sandboxes.counts() {
             self.metrics.sandboxes(state, count);
         }

@@ -662,9 +662,9 @@ impl BlockProvider {
     /// Returns the cache of this node's IPBlocks. The first call starts the watch.
     pub(super) fn own_blocks(&self) -> Arc<Cache<Option<OwnedBlock>>> {
         self.own_followed.call_once(|| {
-            let all = Api::<BlockObject>::all(self.client.clone());
             let own = Config::default().labels(&of_node(&self.node));
-            tokio::spawn(follow(all, own, Arc::clone(&self.own)));
+            let all = Api::<BlockObject>::all;
+            tokio::spawn(follow(self.client.clone(), all, own, Arc::clone(&self.own)));
         });
         Arc::clone(&self.own)
     }

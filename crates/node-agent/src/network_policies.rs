@@ -113,13 +113,6 @@ impl NetworkPolicies {
         changed.map(|(namespace, _)| namespace.clone()).collect()
     }
 
-    /// Returns the number of address sets, and the time since the first of their watches failed.
-    pub(crate) fn sets(&self) -> (usize, Duration) {
-        let namespaces = self.namespaces();
-        let count = namespaces.values().map(|sets| sets.cache.count()).sum();
-        (count, namespaces.values().map(|sets| sets.cache.age()).max().unwrap_or_default())
-    }
-
     /// Watches the address sets of the namespaces of `pods` that have policies, until the agent ends.
     pub(crate) async fn follow_namespaces(self: Arc<Self>, pods: Arc<Cache<Pod>>) {
         let (mut pod_changes, mut policy_changes) = (pods.changes(), self.policies.changes());
@@ -157,8 +150,10 @@ impl NetworkPolicies {
         let mut namespaces = self.namespaces();
         let sets = namespaces.entry(namespace.to_owned()).or_insert_with(|| {
             let cache = Arc::new(Cache::new("policyaddresssets"));
-            let api = Api::<AddressSetObject>::namespaced(self.client.clone(), namespace);
-            let followed = tokio::spawn(follow(api, Config::default(), Arc::clone(&cache)));
+            let of = namespace.to_owned();
+            let api = move |client| Api::<AddressSetObject>::namespaced(client, &of);
+            let following = follow(self.client.clone(), api, Config::default(), Arc::clone(&cache));
+            let followed = tokio::spawn(following);
             let (mut own, all) = (cache.changes(), Arc::clone(&self.changes));
             let forwarded = tokio::spawn(async move {
                 while own.changed().await.is_ok() {

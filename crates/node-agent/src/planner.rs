@@ -81,9 +81,9 @@ impl Planner {
         let pods = Arc::new(Cache::new("pods"));
         let definitions = Arc::new(Cache::new("network-attachment-definitions"));
         let of_node = Config::default().fields(&format!("spec.nodeName={node}"));
-        tokio::spawn(follow(Api::<PodObject>::all(client.clone()), of_node, Arc::clone(&pods)));
-        let all = Api::<DefinitionObject>::all(client.clone());
-        tokio::spawn(follow(all, Config::default(), Arc::clone(&definitions)));
+        tokio::spawn(follow(client.clone(), Api::<PodObject>::all, of_node, Arc::clone(&pods)));
+        let all = Api::<DefinitionObject>::all;
+        tokio::spawn(follow(client.clone(), all, Config::default(), Arc::clone(&definitions)));
         Planner {
             client: client.clone(),
             pods,
@@ -362,8 +362,8 @@ impl Planner {
     /// Returns the labels of a namespace. The first call starts to follow the namespaces.
     async fn labels_of(&self, namespace: &str) -> Option<Arc<Labels>> {
         self.namespaces_followed.call_once(|| {
-            let all = Api::<NamespaceObject>::all(self.client.clone());
-            tokio::spawn(follow(all, Config::default(), Arc::clone(&self.namespaces)));
+            let (all, namespaces) = (Api::<NamespaceObject>::all, Arc::clone(&self.namespaces));
+            tokio::spawn(follow(self.client.clone(), all, Config::default(), namespaces));
         });
         let _ = timeout(ASK_MAX, self.namespaces.synced()).await;
         self.namespaces.find(&(String::new(), namespace.to_owned()))

@@ -135,7 +135,7 @@ impl Slices {
         let all = Api::<SliceObject>::all(client.clone());
         self.followed.call_once(|| {
             let of_node = Config::default().fields(&format!("spec.nodeName={}", self.node));
-            tokio::spawn(follow(all.clone(), of_node, Arc::clone(&self.of_node)));
+            tokio::spawn(follow(client.clone(), Api::<SliceObject>::all, of_node, Arc::clone(&self.of_node)));
         });
         let unknown = |why: &dyn std::fmt::Display| {
             let cure =

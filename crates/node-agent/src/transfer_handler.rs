@@ -57,7 +57,7 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
     agent.block_provider.wait_until_used().await;
     let requested: Arc<Cache<Option<OwnedBlock>>> = Arc::new(Cache::new("ipblocks with a transfer request"));
     let selection = Config::default().labels(&asked_of(&node));
-    tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&requested)));
+    tokio::spawn(fill(client.clone(), Api::<BlockObject>::all, selection, Arc::clone(&requested)));
     let handler = TransferHandler { client, node, store_dir, agent };
     let own = handler.agent.block_provider.own_blocks();
     let (mut changes, mut own_changes) = (requested.changes(), own.changes());

@@ -4,7 +4,6 @@
 //! - A counter exists at zero for each known value of its labels, because `rate()` misses the first increment of a series
 //!   that appears later. `weft_failed_calls_total` has too many combinations; `weft_call_failures_total` counts by verb.
 
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use cni::code;
@@ -44,11 +43,6 @@ struct Plugin {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Stage {
     stage: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Resource {
-    resource: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -172,8 +166,6 @@ pub struct Metrics {
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
     /// Number of requests in the queue.
     pub waiting: Gauge,
-    objects: Family<Resource, Gauge>,
-    ages: Family<Resource, Gauge<f64, AtomicU64>>,
     sandboxes: Family<State, Gauge>,
 }
 
@@ -202,8 +194,6 @@ impl Default for Metrics {
             spans: Spans::default(),
             plugins: std::sync::Mutex::default(),
             waiting: Gauge::default(),
-            objects: Family::default(),
-            ages: Family::default(),
             sandboxes: Family::default(),
             registry: Registry::default(),
         };
@@ -349,16 +339,6 @@ impl Metrics {
             self.waiting.clone(),
         );
         registry.register(
-            "cache_objects",
-            "Number of Kubernetes objects in the cache, by resource",
-            self.objects.clone(),
-        );
-        registry.register(
-            "cache_age_seconds",
-            "Time since the last response of the API server in seconds, by resource",
-            self.ages.clone(),
-        );
-        registry.register(
             "sandboxes",
             "Number of sandboxes in the journal, by state",
             self.sandboxes.clone(),
@@ -477,12 +457,6 @@ impl Metrics {
         self.unattached.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// Sets the number of objects in a cache and its age.
-    pub fn cache(&self, resource: &'static str, count: usize, age: Duration) {
-        self.objects.get_or_create(&Resource { resource }).set(i64::try_from(count).unwrap_or(i64::MAX));
-        self.ages.get_or_create(&Resource { resource }).set(age.as_secs_f64());
-    }
-
     /// Sets the number of journal entries in a state.
     pub fn sandboxes(&self, state: &'static str, count: usize) {
         self.sandboxes.get_or_create(&State { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -501,12 +475,6 @@ impl Metrics {
         };
         let failed = AttachmentReport { microseconds: None, ..attached.clone() };
         metrics.reported(&PlanReport { attachments: vec![attached, failed], ..PlanReport::default() });
-        for resource in
-            ["pods", "network-attachment-definitions", "multi-networkpolicies", "policyaddresssets"]
-        {
-            metrics.cache(resource, 1, Duration::ZERO);
-        }
-        metrics.call_failed("ADD", code::INTERNAL, "plan");
         for state in Sandboxes::STATES {
             metrics.sandboxes(state, 0);
         }
@@ -601,7 +569,6 @@ mod tests {
         metrics.reported(&report);
         report.attachments = (0..200).map(|n| tried(&format!("x{n}"), None)).collect();
         metrics.reported(&report);
-        metrics.cache("pods", 7, Duration::from_secs(2));
         for number in 0..2000 {
             metrics.call_failed(&format!("V{number}"), number, &format!("plugin-{number}"));
         }
@@ -612,11 +579,9 @@ mod tests {
             r#"weft_attachments_total{plugin="bridge",outcome="attached"} 1"#,
             r#"weft_attachments_total{plugin="macvlan",outcome="failed"} 1"#,
             r#"weft_attachment_duration_seconds_count{plugin="bridge"} 1"#,
-            r#"weft_cache_objects{resource="pods"} 7"#,
             r#"weft_failed_calls_total{verb="ADD",code="7",reason="plan"} 1"#,
             r#"weft_failed_calls_total{verb="other",code="11",reason="plugin"} 1"#,
             r#"weft_call_failures_total{verb="ADD"} 1"#,
-            r#"weft_cache_age_seconds{resource="pods"} 2.0"#,
         ] {
             assert!(page.contains(line), "{line} is not in\n{page}");
         }

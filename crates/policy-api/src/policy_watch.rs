@@ -43,9 +43,9 @@ pub async fn follow_policies(client: Client, cache: Arc<Cache<WatchedPolicy>>) {
         pause = (pause * 2).min(PAUSES.1);
     };
     if is_old {
-        follow(Api::<PolicyObject<true>>::all(client), Config::default(), cache).await;
+        follow(client, Api::<PolicyObject<true>>::all, Config::default(), cache).await;
     } else {
-        follow(Api::<PolicyObject<false>>::all(client), Config::default(), cache).await;
+        follow(client, Api::<PolicyObject<false>>::all, Config::default(), cache).await;
     }
 }
 

@@ -13,8 +13,8 @@ const PAGE: &str = "docs/metrics.md";
 /// Metrics with too many combinations of labels: their values are described by their help.
 const SPARSE: [&str; 1] = ["weft_failed_calls_total"];
 /// Values of examples, which stand for any value.
-const PLACEHOLDERS: [&str; 8] =
-    ["PLUGIN", "POOL", "NODE", "NAMESPACE", "POD", "INTERFACE", "NETWORK", "POLICY"];
+const PLACEHOLDERS: [&str; 9] =
+    ["RESOURCE", "PLUGIN", "POOL", "NODE", "NAMESPACE", "POD", "INTERFACE", "NETWORK", "POLICY"];
 /// Labels whose values are those of a build.
 const BUILD: [&str; 2] = ["version", "commit"];
 
@@ -38,7 +38,7 @@ fn pages() -> Vec<(&'static str, String)> {
     });
     let agent = ("Node agent", node_agent::example_metrics());
     let executor = ("Executor", interface_metrics::example());
-    let every = ("Every role", kube_support::health::process_metrics());
+    let every = ("Every role", kube_support::health::example_metrics());
     [agent, executor].into_iter().chain(controllers).chain([every]).collect()
 }
 

@@ -198,9 +198,9 @@ impl PortReconciler {
     ) -> PortReconciler {
         let pods = Arc::new(Cache::new("pods"));
         let definitions = Arc::new(Cache::new("network-attachment-definitions"));
-        tokio::spawn(follow(Api::<SubjectObject>::all(client.clone()), Config::default(), Arc::clone(&pods)));
-        let all = Api::<DefinitionObject>::all(client.clone());
-        tokio::spawn(follow(all, Config::default(), Arc::clone(&definitions)));
+        let (all, of_pods) = (Api::<DefinitionObject>::all, Api::<SubjectObject>::all);
+        tokio::spawn(follow(client.clone(), of_pods, Config::default(), Arc::clone(&pods)));
+        tokio::spawn(follow(client.clone(), all, Config::default(), Arc::clone(&definitions)));
         PortReconciler {
             events: Events::new(client.clone(), identity, &Arc::default()),
             client,

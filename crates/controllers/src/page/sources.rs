@@ -129,7 +129,7 @@ where
         while !is_served::<K>(&client).await {
             sleep(LOOKUP_INTERVAL).await;
         }
-        follow(Api::<K>::all(client), selection, cache).await;
+        follow(client, Api::<K>::all, selection, cache).await;
     });
     source
 }

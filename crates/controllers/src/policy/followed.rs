@@ -166,7 +166,7 @@ where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let cache = Arc::new(Cache::new(kind));
-    tokio::spawn(follow(Api::<K>::all(client.clone()), Config::default(), Arc::clone(&cache)));
+    tokio::spawn(follow(client.clone(), Api::<K>::all, Config::default(), Arc::clone(&cache)));
     cache
 }
 

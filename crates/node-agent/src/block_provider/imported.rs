@@ -108,9 +108,9 @@ impl BlockProvider {
     /// Returns the cache of the pools with imported addresses. The first call starts the watch.
     fn imported_pools(&self) -> &Cache<NamedPool> {
         self.imported.followed.call_once(|| {
-            let (all, pools) =
-                (Api::<PoolObject>::all(self.client.clone()), Arc::clone(&self.imported.pools));
-            tokio::spawn(follow(all, Config::default().labels(&pools_with_imported()), pools));
+            let (all, pools) = (Api::<PoolObject>::all, Arc::clone(&self.imported.pools));
+            let imported = Config::default().labels(&pools_with_imported());
+            tokio::spawn(follow(self.client.clone(), all, imported, pools));
         });
         &self.imported.pools
     }
