@@ -61,9 +61,12 @@ found=$(sha256sum "$scratch/$name.tar.gz" | cut -d ' ' -f 1)
 tar -xzf "$scratch/$name.tar.gz" -C "$scratch"
 mkdir -p "$prefix/bin"
 for program in weft weft-cni; do
-  # A running program can only be replaced by a rename.
-  cp "$scratch/$name/$program" "$prefix/bin/.$program.new"
-  chmod 755 "$prefix/bin/.$program.new"
-  mv -f "$prefix/bin/.$program.new" "$prefix/bin/$program"
+  # A running program can only be replaced by a rename. mktemp creates the file: another user may have put a link at a known name.
+  new=$(mktemp "$prefix/bin/.$program.XXXXXXXXXX") || fail "$prefix/bin: no file can be created"
+  trap 'rm -rf "$scratch" "$new"' EXIT
+  cp "$scratch/$name/$program" "$new"
+  chmod 755 "$new"
+  # -T: a directory of this name is an error, not a place to move into.
+  mv -fT "$new" "$prefix/bin/$program"
 done
 "$prefix/bin/weft" version

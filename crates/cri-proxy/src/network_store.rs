@@ -5,9 +5,9 @@
 //! temporary, it is read again later.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tracing::error;
 
+use cli_support::atomic_file;
 use cli_support::failure::Failure;
 use cli_support::privilege;
 use cni::fold;
@@ -144,8 +145,7 @@ impl Store {
         let document = Document { version: VERSION, draining: *draining, config: checked.config.clone() };
         let path = self.file(&checked.name);
         let temporary = path.with_extension(TEMPORARY);
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut file = atomic_file::create_new(&temporary, 0o600)?;
         let written = serde_json::to_vec_pretty(&document)
             .map_err(io::Error::other)
             .and_then(|bytes| file.write_all(&bytes))

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use cli_support::atomic_file;
 use cli_support::failure::Failure;
 use cri::messages::StatusRequest;
 use cri::runtime_status::{ListReport, STATUS, list_info, list_report};
@@ -71,7 +72,7 @@ pub fn write(directory: &Path, values: &RuntimeNetwork<'_>) -> Result<(), Failur
     }
     fs::create_dir_all(directory).map_err(failed)?;
     let temporary = directory.join(TEMPORARY);
-    let written = fs::File::create(&temporary)
+    let written = atomic_file::create_new(&temporary, 0o644)
         .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {

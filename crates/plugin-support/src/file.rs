@@ -24,12 +24,7 @@ pub fn replace_locked(path: &Path, bytes: &[u8]) -> io::Result<File> {
 
 fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<()>) -> io::Result<File> {
     let temporary = temporary(path)?;
-    let written = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)
+    let written = create_new(&temporary, 0o600)
         .and_then(|mut file| file.write_all(bytes).map(|()| file))
         .and_then(|file| last(&file).map(|()| file))
         .and_then(|file| fs::rename(&temporary, path).map(|()| file));
@@ -38,6 +33,20 @@ fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<(
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// Creates a file for writing that did not exist. What another process left or planted at its name, for example a link to
+/// another file, is removed.
+pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(mode);
+    match options.open(path) {
+        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            options.open(path)
+        }
+        created => created,
+    }
 }
 
 /// Removes the file, and the temporary file if a writer was killed. Missing files are not an error.
@@ -54,4 +63,34 @@ pub fn remove(path: &Path) -> io::Result<()> {
 fn temporary(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(path.with_file_name(format!(".{name}.new")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn temporary_file_planted_as_link_is_replaced() {
+        let directory = std::env::temp_dir().join(format!("weft-file-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (victim, path, planted) =
+            (directory.join("victim"), directory.join("a"), directory.join(".a.new"));
+        for plant in
+            [|from: &Path, to: &Path| symlink(from, to), |from: &Path, to: &Path| fs::hard_link(from, to)]
+        {
+            fs::write(&victim, "kept").unwrap();
+            plant(&victim, &planted).unwrap();
+            replace(&path, b"new").unwrap();
+            assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
+            assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+            assert!(fs::symlink_metadata(&path).unwrap().is_file());
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        // A directory in its place is an error, and stays.
+        fs::create_dir(&planted).unwrap();
+        assert!(create_new(&planted, 0o600).is_err() && planted.is_dir());
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cni::name::ContainerId;
 use cni::{Context, Error, code};
-use plugin_support::log;
+use plugin_support::{file, log};
 use rpc::journal::{ENTRIES, ENTRY_MAX, Entry};
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -153,13 +153,7 @@ impl Journal {
         if bytes.len() as u64 > ENTRY_MAX {
             return Err(too_long(&self.file(&entry.container_id)));
         }
-        let mut options = OpenOptions::new();
-        let opened = options
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(self.temporary(&entry.container_id));
+        let opened = file::create_new(&self.temporary(&entry.container_id), 0o600);
         opened
             .and_then(|mut file| file.write_all(&bytes).map(|()| file))
             .map_err(|cause| self.failed("write", entry, &cause))

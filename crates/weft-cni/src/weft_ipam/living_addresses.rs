@@ -7,12 +7,12 @@
 use std::fs;
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use cni::name::IfName;
 use npwg::plan::PodIdentity;
 use plugin_config::weft_ipam::pool_names;
+use plugin_support::file;
 use rpc::journal::{self, Entry, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -55,10 +55,9 @@ pub(super) fn write(directory: &Path, found: &[RegainedAddress]) -> io::Result<(
     }
     let text = serde_json::to_vec(found)?;
     let temporary = directory.join(".regained.new");
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    io::Write::write_all(&mut file, &text)?;
-    file.sync_all()?;
+    let mut new = file::create_new(&temporary, 0o600)?;
+    io::Write::write_all(&mut new, &text)?;
+    new.sync_all()?;
     fs::rename(temporary, directory.join(REGAINED))
 }
 

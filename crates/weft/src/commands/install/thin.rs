@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::node_path::NodePath;
 use super::{Arguments, InstallPaths};
-use cli_support::atomic_file::write;
+use cli_support::atomic_file::{self, write};
 use cli_support::failure::Failure;
 use cli_support::privilege;
 use node_support::weft_cni::is_copy;
@@ -156,8 +156,13 @@ fn read_secret(path: &Path) -> io::Result<String> {
 /// Copies this program under a temporary name, syncs it and renames it. Running processes keep the previous file.
 pub(super) fn copy_own(path: &Path) -> io::Result<()> {
     let temporary = path.with_file_name(format!(".{PROGRAM}.new"));
-    let written = fs::copy(OWN, &temporary)
-        .and_then(|_| fs::File::open(&temporary)?.sync_all())
+    let written = atomic_file::create_new(&temporary, 0o700)
+        .and_then(|mut file| {
+            let mut own = fs::File::open(OWN)?;
+            io::copy(&mut own, &mut file)?;
+            file.set_permissions(own.metadata()?.permissions())?;
+            file.sync_all()
+        })
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
