@@ -16,6 +16,7 @@ mod assets;
 mod model;
 mod objects;
 mod open_streams;
+mod review_shares;
 mod rights;
 mod routes;
 mod rows;

@@ -2,6 +2,7 @@
 //!
 //! - With a token, the API server tells the user (TokenReview), and for each resource whether the user may list it in the
 //!   whole cluster or in single namespaces (SubjectAccessReview). No review is a decision of weft.
+//! - Each client has a share of the reviews of unknown tokens ([`review_shares`](super::review_shares)).
 //! - Users are known for [`FRESH`]. While the API server cannot answer, known ones are used for [`STALE_MAX`].
 //! - `rights` decides which rights are reviewed, and when. The number of reviews at a time and of failures is bounded.
 //! - On a loopback address there is no token. The name of the host in a request must then be that of this host, so that a
@@ -10,6 +11,7 @@
 //! Source: Kubernetes API reference, TokenReview v1, SubjectAccessReview v1.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,6 +28,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
+use super::review_shares::ReviewShares;
 use super::rights::{FRESH, KnownReviews, NAMESPACES_MAX, PageScope, STALE_MAX};
 use super::rows::{self, Table};
 
@@ -77,6 +80,8 @@ pub(super) enum Denied {
     NoToken,
     #[error("the API server does not accept the token")]
     InvalidToken,
+    #[error("too many unknown tokens from this address: try again in some seconds")]
+    TooMany,
     #[error("the API server cannot review the token or the rights of its user: {0}")]
     Unavailable(String),
 }
@@ -123,6 +128,7 @@ pub(super) struct PageAccess {
     rejected: Mutex<HashMap<String, KnownToken>>,
     users: Mutex<HashMap<Arc<PageUser>, Arc<UserRights>>>,
     reviews: Semaphore,
+    shares: ReviewShares,
 }
 
 // === impl Viewer ===
@@ -149,6 +155,7 @@ impl PageAccess {
             rejected: Mutex::default(),
             users: Mutex::default(),
             reviews: Semaphore::new(REVIEWS_MAX),
+            shares: ReviewShares::new(),
         }
     }
 
@@ -157,11 +164,16 @@ impl PageAccess {
         self.protection
     }
 
-    /// Returns the viewer of a request with this header `Authorization`.
+    /// Returns the viewer of a request with this header `Authorization`. `client` is the address that sent it; none for an open
+    /// stream, whose token was accepted before.
     ///
     /// # Errors
-    /// There is no token, it is invalid, or the API server does not answer.
-    pub(super) async fn viewer(&self, authorization: Option<&str>) -> Result<Viewer, Denied> {
+    /// There is no token, it is invalid, the client sent too many unknown ones, or the API server does not answer.
+    pub(super) async fn viewer(
+        &self,
+        authorization: Option<&str>,
+        client: Option<IpAddr>,
+    ) -> Result<Viewer, Denied> {
         if self.protection == Protection::Loopback {
             return Ok(Viewer::Local);
         }
@@ -175,6 +187,10 @@ impl PageAccess {
         }
         if let Some(known) = self.known(token, FRESH) {
             return known;
+        }
+        let is_viewer = lock(&self.tokens).contains_key(token);
+        if client.is_some_and(|client| !is_viewer && !self.shares.take(client)) {
+            return Err(Denied::TooMany);
         }
         let _slot = self.reviews.acquire().await;
         // Another request with the token may have been reviewed in the meantime.

@@ -125,7 +125,7 @@ async fn stream_of(
     connection: &Arc<ConnectionState>,
 ) -> Response<PageBody> {
     let authorization = request.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let viewer = match page.access.viewer(authorization).await {
+    let viewer = match page.access.viewer(authorization, Some(connection.client)).await {
         Ok(viewer) => viewer,
         Err(denied) => {
             page.metrics.refused.inc();
@@ -165,6 +165,7 @@ async fn stream_of(
 fn refused(denied: &Denied) -> Response<PageBody> {
     let status = match denied {
         Denied::NoToken | Denied::InvalidToken => StatusCode::UNAUTHORIZED,
+        Denied::TooMany => StatusCode::TOO_MANY_REQUESTS,
         Denied::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut response = plain(status, &format!("{denied}\n"));
@@ -174,7 +175,7 @@ fn refused(denied: &Denied) -> Response<PageBody> {
                 .headers_mut()
                 .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"weft\""));
         }
-        Denied::Unavailable(_) => {
+        Denied::TooMany | Denied::Unavailable(_) => {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("5"));
         }
     }

@@ -38,8 +38,8 @@ const BUFFER_MAX: usize = 32 << 10;
 pub(super) async fn serve(listener: TcpListener, page: Arc<PageController>) {
     let mut connections: VecDeque<(JoinHandle<()>, Arc<ConnectionState>)> = VecDeque::new();
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, client) = match listener.accept().await {
+            Ok((stream, client)) => (stream, client.ip()),
             Err(error) => {
                 warn!(%error, "failed to accept a connection to the page");
                 sleep(Duration::from_millis(100)).await;
@@ -55,7 +55,7 @@ pub(super) async fn serve(listener: TcpListener, page: Arc<PageController>) {
             };
             oldest.abort();
         }
-        let state = Arc::new(ConnectionState::default());
+        let state = Arc::new(ConnectionState::new(client));
         let connection = tokio::spawn(connection(stream, Arc::clone(&page), Arc::clone(&state)));
         connections.push_back((connection, state));
     }

@@ -13,6 +13,7 @@
 //!
 //! Source: HTML Living Standard, "Server-sent events".
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -39,8 +40,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 const REVIEW_PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// State of a connection that its request changes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ConnectionState {
+    /// Address of the client.
+    pub(super) client: IpAddr,
     /// Whether the response is a stream.
     pub(super) is_stream: AtomicBool,
     /// Ends the connection.
@@ -60,6 +63,20 @@ pub(super) struct StreamClient {
 /// The client has disconnected, or does not read.
 #[derive(Debug)]
 struct Disconnected;
+
+// === impl ConnectionState ===
+
+impl ConnectionState {
+    /// Returns the state of a new connection.
+    pub(super) fn new(client: IpAddr) -> ConnectionState {
+        ConnectionState {
+            client,
+            is_stream: AtomicBool::default(),
+            cut: Notify::default(),
+            ended: Notify::default(),
+        }
+    }
+}
 
 // === impl StreamClient ===
 
@@ -135,7 +152,7 @@ async fn reviewed(
     page: &PageController,
     authorization: Option<&str>,
 ) -> Result<(Viewer, KnownScope), Denied> {
-    let viewer = page.access.viewer(authorization).await?;
+    let viewer = page.access.viewer(authorization, None).await?;
     let scope = page.access.scope(&viewer, || page.model.namespaces()).await?;
     Ok((viewer, scope))
 }
@@ -218,7 +235,7 @@ mod tests {
 
     #[test]
     fn page_stream_end_limits_the_time_of_its_connection() {
-        let connection = Arc::new(ConnectionState::default());
+        let connection = Arc::new(ConnectionState::new([127, 0, 0, 1].into()));
         let (sender, _receiver) = mpsc::channel(1);
         let client = StreamClient::new(sender, Arc::clone(&connection));
         // The client does not read: the event stays in the channel.
