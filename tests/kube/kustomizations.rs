@@ -116,7 +116,7 @@ fn kustomizations_of_all_directories_render_and_are_applied() {
     let all = directories();
     let (components, rest): (Vec<_>, Vec<_>) = all.iter().partition(|path| path.starts_with("components/"));
     // The API server has no PrometheusRule.
-    let applied: BTreeSet<&str> = APPLIED.into_iter().chain(["base", "monitoring"]).collect();
+    let applied: BTreeSet<&str> = APPLIED.into_iter().chain(["admission", "base", "monitoring"]).collect();
     assert_eq!(rest.into_iter().map(String::as_str).collect::<BTreeSet<_>>(), applied);
     for directory in APPLIED {
         assert!(kube.kustomize(directory).contains("kind: "), "{directory}");

@@ -4,6 +4,7 @@
 
 #![cfg(test)]
 
+mod admission_policies;
 mod agent;
 mod agent_failures;
 mod api_pool;
@@ -31,6 +32,7 @@ mod scraping;
 mod services;
 mod services_leader_election;
 mod status;
+mod stopped_cache;
 mod throttling;
 mod trace;
 mod traces;
