@@ -7,17 +7,19 @@
 //!
 //! - A pod's event costs the policies on its networks. A policy whose addresses did not change is not written.
 //! - A single change is written at once, and a burst of changes with few writes.
-//! - A policy that is invalid, or whose addresses do not fit into an object, has an object without addresses. Its Event has
-//!   the reason.
+//! - A policy that is invalid, or whose addresses do not fit into an object or into the room of its namespace, has an object
+//!   without addresses. Its Event has the reason.
 //! - An object that was changed or deleted manually is written again. That of a deleted policy is deleted.
 //!
 //! Source: `docs/design/policy.md`.
 
 mod address_verifier;
 mod followed;
+mod namespace_sizes;
 mod peer_index;
 mod peer_pods;
 mod policy_metrics;
+mod selection;
 #[cfg(test)]
 mod simulation;
 mod write_schedule;
@@ -40,9 +42,11 @@ use tokio::time::{sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::policy::followed::{Caches, State};
+use crate::policy::namespace_sizes::{NAMESPACE_MAX, NamespaceSizes};
 pub(crate) use crate::policy::policy_metrics::PolicyMetrics;
 use crate::policy::write_schedule::{WriteSchedule, Written};
 use crate::policy::written_set::{WrittenSetObject, digest};
+use kube_support::custom_resources::PolicyAddressSetSpec;
 use kube_support::event_publisher::{EventPublisher, EventType};
 use kube_support::events::{EventReason, EventText};
 use kube_support::health::HealthStatus;
@@ -103,18 +107,20 @@ impl PolicyController {
         self.caches.synced().await;
         let mut changes = self.caches.changes();
         let (mut state, mut schedule) = (State::default(), WriteSchedule::default());
+        let mut sizes = NamespaceSizes::default();
         let (mut running, mut refused) = (FuturesUnordered::new(), BTreeSet::new());
         loop {
             let sets = self.caches.apply(&mut changes, &mut state);
             let now = Instant::now();
             sets.iter().for_each(|key| schedule.request(key, now));
             while let Some((key, changed)) = schedule.start(now) {
-                let work = self.work(&state, key, changed);
+                let work = self.work(&state, &mut sizes, key, changed);
                 match work.refused {
                     Some(_) => refused.insert(work.key.clone()),
                     None => refused.remove(&work.key),
                 };
                 running.push(self.perform(work));
+                sizes.retry().iter().for_each(|key| schedule.request(key, now));
             }
             self.count(&state, refused.len());
             let next = schedule.next();
@@ -140,17 +146,33 @@ impl PolicyController {
     }
 
     /// Compares the address set of a policy with what it should be.
-    fn work(&self, state: &State, key: Key, changed: Instant) -> Work {
+    fn work(&self, state: &State, sizes: &mut NamespaceSizes, key: Key, changed: Instant) -> Work {
         let there = self.caches.sets.find(&key);
         let Some(policy) = state.index.policy(&key) else {
             // The policy of the object is deleted, and so are its owner and its reports.
+            sizes.remove(&key);
             let request = there.map(|set| Request::Delete(set.uid.clone()));
             return Work { key, changed, request, refused: None };
         };
+        if !policy.policy.faults.is_empty() {
+            sizes.remove(&key);
+        }
         let (spec, why) = if policy.policy.faults.is_empty() {
             match spec(policy, &state.index.addresses(&key)) {
-                Ok(spec) => (spec, None),
-                Err(error) => (empty_spec(policy), Some(format!("no pod counts as a peer: {error}"))),
+                Ok(spec) if sizes.admit(&key, bytes(&spec)) => (spec, None),
+                Ok(_) => {
+                    let why = format!(
+                        "no pod counts as a peer: the address sets of namespace {} take more than {} MiB; select fewer \
+                         pods, or combine policies with the same peers",
+                        key.0,
+                        NAMESPACE_MAX >> 20
+                    );
+                    (empty_spec(policy), Some(why))
+                }
+                Err(error) => {
+                    sizes.remove(&key);
+                    (empty_spec(policy), Some(format!("no pod counts as a peer: {error}")))
+                }
             }
         } else {
             let why = format!("all traffic of the selected pods is denied: {}", faults(policy));
@@ -265,6 +287,11 @@ async fn deleted(
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Returns the size of a spec.
+fn bytes(spec: &PolicyAddressSetSpec) -> usize {
+    serde_json::to_vec(spec).map_or(usize::MAX, |text| text.len())
 }
 
 /// Returns the faults of a policy as one text.

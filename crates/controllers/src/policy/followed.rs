@@ -22,6 +22,10 @@ use kube_support::cache::changed_keys::{Changed, ChangedKeys};
 use kube_support::cache::{Cache, follow};
 use kube_support::resources::{Key, NamespaceObject, Reduced};
 
+/// Number of objects in one response: address sets have up to 1 MiB, and a page is in memory as a whole.
+const PAGE: u32 = 200;
+const SETS_PAGE: u32 = 20;
+
 /// Caches of the watched objects.
 pub(super) struct Caches {
     pub(super) policies: Arc<Cache<WatchedPolicy>>,
@@ -61,7 +65,7 @@ impl Caches {
             policies,
             pods: followed::<PeerPodObject>(client, "pods"),
             namespaces: followed::<NamespaceObject>(client, "namespaces"),
-            sets: followed::<WrittenSetObject>(client, "policyaddresssets"),
+            sets: followed_by::<WrittenSetObject>(client, "policyaddresssets", SETS_PAGE),
             networks: followed::<VerifiedNetworkObject>(client, "network-attachment-definitions"),
             blocks: followed::<LeasedBlockObject>(client, "ipblocks"),
         }
@@ -165,8 +169,15 @@ fn followed<K>(client: &Client, kind: &'static str) -> Arc<Cache<K::Form>>
 where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let cache = Arc::new(Cache::new(kind));
-    tokio::spawn(follow(client.clone(), Api::<K>::all, Config::default(), Arc::clone(&cache)));
+    followed_by::<K>(client, kind, PAGE)
+}
+
+fn followed_by<K>(client: &Client, kind: &'static str, page: u32) -> Arc<Cache<K::Form>>
+where
+    K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let (cache, selection) = (Arc::new(Cache::new(kind)), Config::default().page_size(page));
+    tokio::spawn(follow(client.clone(), Api::<K>::all, selection, Arc::clone(&cache)));
     cache
 }
 

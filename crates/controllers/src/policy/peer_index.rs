@@ -1,9 +1,10 @@
 //! Index of policies and of the addresses of their peers, updated with each changed object.
 //!
-//! - A change of a pod costs the policies on its networks, whatever the number of pods.
+//! - A change of a pod costs the selections on its networks, whatever the number of pods.
 //! - A change of a policy costs the pods on its networks. A change of a namespace costs its pods.
 //! - The result is that of `npwg::network_policy::resolve` with all pods; a test compares the two.
 //! - Two pods may have one address: an address is counted, and leaves a set with its last pod.
+//! - Rules with equal peers share one selection, so many small policies do not multiply the addresses of many pods.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,9 +12,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use npwg::metadata::{Labels, NetworkReference};
-use npwg::network_policy::{NetworkPolicy, PeerSet, PolicyAddresses};
+use npwg::network_policy::{Direction, NetworkPolicy, PeerSet, PolicyAddresses};
 use npwg::pod_policies::PodNetworks;
 use policy_api::policy_object::WatchedPolicy;
+
+use crate::policy::selection::{SelectionId, selections};
 
 use kube_support::resources::Key;
 
@@ -21,7 +24,8 @@ use kube_support::resources::Key;
 #[derive(Debug, Default)]
 pub(super) struct PeerIndex {
     policies: BTreeMap<Key, IndexedPolicy>,
-    policies_by_network: BTreeMap<NetworkReference, BTreeSet<Key>>,
+    selections: BTreeMap<SelectionId, Selection>,
+    selections_by_network: BTreeMap<NetworkReference, BTreeSet<SelectionId>>,
     pods: BTreeMap<Key, Arc<PodNetworks>>,
     pods_by_network: BTreeMap<NetworkReference, BTreeSet<Key>>,
     namespaces: BTreeMap<String, Labels>,
@@ -29,11 +33,19 @@ pub(super) struct PeerIndex {
     changed: BTreeSet<Key>,
 }
 
-/// Policy with the addresses of its peers.
+/// Policy with the selection of each of its rules.
 #[derive(Debug)]
 struct IndexedPolicy {
     policy: Arc<WatchedPolicy>,
+    rules: Vec<(Direction, usize, SelectionId)>,
+}
+
+/// Peers of equal rules: a policy with this rule alone, the addresses of its peers, and the policies with such a rule.
+#[derive(Debug)]
+struct Selection {
+    rule: NetworkPolicy,
     members: Members,
+    users: BTreeSet<Key>,
 }
 
 /// Addresses of a policy's sets, each with the number of its pods.
@@ -50,23 +62,52 @@ impl PeerIndex {
             return;
         }
         self.changed.insert(key.clone());
-        if let Some(IndexedPolicy { policy, .. }) = self.policies.remove(key) {
-            for network in &policy.policy.networks {
-                remove(&mut self.policies_by_network, network, key);
+        let before = self.policies.remove(key);
+        if let Some(policy) = policy {
+            let mut rules = Vec::new();
+            for (direction, rule, id, selection) in selections(&policy.policy) {
+                self.use_selection(id, selection, key);
+                rules.push((direction, rule, id));
             }
+            self.policies.insert(key.clone(), IndexedPolicy { policy, rules });
         }
-        let Some(policy) = policy else { return };
+        // Last, so that a selection which continues is not built again.
+        let now: BTreeSet<SelectionId> =
+            self.policies.get(key).into_iter().flat_map(IndexedPolicy::ids).collect();
+        for id in before.iter().flat_map(IndexedPolicy::ids).filter(|id| !now.contains(id)) {
+            self.leave_selection(id, key);
+        }
+    }
+
+    /// Adds a policy to the users of a selection; the first one resolves it.
+    fn use_selection(&mut self, id: SelectionId, rule: NetworkPolicy, user: &Key) {
+        if let Some(known) = self.selections.get_mut(&id) {
+            known.users.insert(user.clone());
+            return;
+        }
         let mut members = Members::default();
         let mut pods = BTreeSet::new();
-        for network in &policy.policy.networks {
-            self.policies_by_network.entry(network.clone()).or_default().insert(key.clone());
+        for network in &rule.networks {
+            self.selections_by_network.entry(network.clone()).or_default().insert(id);
             pods.extend(self.pods_by_network.get(network).into_iter().flatten());
         }
         for pod in pods.into_iter().filter_map(|key| self.pods.get(key)) {
             let labels = self.namespaces.get(&pod.namespace);
-            members.add(contributions(&policy.policy, pod, labels));
+            members.add(contributions(&rule, pod, labels));
         }
-        self.policies.insert(key.clone(), IndexedPolicy { policy, members });
+        self.selections.insert(id, Selection { rule, members, users: BTreeSet::from([user.clone()]) });
+    }
+
+    /// Removes a policy from the users of a selection; the last one removes it.
+    fn leave_selection(&mut self, id: SelectionId, user: &Key) {
+        let Some(known) = self.selections.get_mut(&id) else { return };
+        known.users.remove(user);
+        if known.users.is_empty() {
+            for network in &known.rule.networks {
+                remove(&mut self.selections_by_network, network, &id);
+            }
+            self.selections.remove(&id);
+        }
     }
 
     /// Adds, replaces or removes a pod.
@@ -84,18 +125,18 @@ impl PeerIndex {
             self.pods_by_network.entry(network.clone()).or_default().insert(key.clone());
         }
         let labels = self.namespaces.get(&key.0);
-        let affected: BTreeSet<Key> = before
+        let affected: BTreeSet<SelectionId> = before
             .union(&now)
-            .flat_map(|network| self.policies_by_network.get(network).into_iter().flatten())
-            .cloned()
+            .flat_map(|network| self.selections_by_network.get(network).into_iter().flatten())
+            .copied()
             .collect();
-        for policy in affected {
-            let Some(entry) = self.policies.get_mut(&policy) else { continue };
+        for id in affected {
+            let Some(entry) = self.selections.get_mut(&id) else { continue };
             let of = |pod: Option<&PodNetworks>| {
-                pod.map(|pod| contributions(&entry.policy.policy, pod, labels)).unwrap_or_default()
+                pod.map(|pod| contributions(&entry.rule, pod, labels)).unwrap_or_default()
             };
             if entry.members.change(of(known.as_deref()), of(pod.as_deref())) {
-                self.changed.insert(policy);
+                self.changed.extend(entry.users.iter().cloned());
             }
         }
         match pod {
@@ -114,13 +155,16 @@ impl PeerIndex {
         let pods = self.pods.range(first..).take_while(|((name, _), _)| name == namespace);
         for (_, pod) in pods {
             let networks = pod.networks.iter().map(|(network, _)| network);
-            let affected: BTreeSet<&Key> =
-                networks.flat_map(|network| self.policies_by_network.get(network)).flatten().collect();
-            for policy in affected {
-                let Some(entry) = self.policies.get_mut(policy) else { continue };
-                let of = |labels| contributions(&entry.policy.policy, pod, labels);
+            let affected: BTreeSet<SelectionId> = networks
+                .flat_map(|network| self.selections_by_network.get(network))
+                .flatten()
+                .copied()
+                .collect();
+            for id in affected {
+                let Some(entry) = self.selections.get_mut(&id) else { continue };
+                let of = |labels| contributions(&entry.rule, pod, labels);
                 if entry.members.change(of(known.as_ref()), of(labels)) {
-                    self.changed.insert(policy.clone());
+                    self.changed.extend(entry.users.iter().cloned());
                 }
             }
         }
@@ -152,7 +196,15 @@ impl PeerIndex {
 
     /// Returns the addresses of a policy's peers.
     pub(super) fn addresses(&self, key: &Key) -> PolicyAddresses {
-        self.policies.get(key).map(|known| known.members.addresses()).unwrap_or_default()
+        let mut addresses = PolicyAddresses::default();
+        let rules = self.policies.get(key).into_iter().flat_map(|known| &known.rules);
+        for (direction, rule, id) in rules {
+            for (set, counted) in self.selections.get(id).into_iter().flat_map(|known| &known.members.0) {
+                let set = PeerSet { direction: *direction, rule: *rule, port: set.port };
+                addresses.insert(set, counted.keys().copied());
+            }
+        }
+        addresses
     }
 
     /// Returns the keys of all pods with networks.
@@ -191,12 +243,20 @@ fn networks(pod: Option<&PodNetworks>) -> BTreeSet<NetworkReference> {
     pod.into_iter().flat_map(|pod| &pod.networks).map(|(network, _)| network.clone()).collect()
 }
 
-fn remove(index: &mut BTreeMap<NetworkReference, BTreeSet<Key>>, network: &NetworkReference, key: &Key) {
+fn remove<K: Ord>(index: &mut BTreeMap<NetworkReference, BTreeSet<K>>, network: &NetworkReference, key: &K) {
     if let Entry::Occupied(mut keys) = index.entry(network.clone()) {
         keys.get_mut().remove(key);
         if keys.get().is_empty() {
             keys.remove();
         }
+    }
+}
+
+// === impl IndexedPolicy ===
+
+impl IndexedPolicy {
+    fn ids(&self) -> impl Iterator<Item = SelectionId> {
+        self.rules.iter().map(|(_, _, id)| *id)
     }
 }
 
@@ -235,14 +295,6 @@ impl Members {
         self.add(now);
         self.subtract(&before);
         true
-    }
-
-    fn addresses(&self) -> PolicyAddresses {
-        let mut addresses = PolicyAddresses::default();
-        for (set, counted) in &self.0 {
-            addresses.insert(*set, counted.keys().copied());
-        }
-        addresses
     }
 }
 

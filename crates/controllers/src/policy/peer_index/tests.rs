@@ -89,7 +89,9 @@ fn policy_index_change_of_a_pod_costs_policies_on_its_networks() {
     for name in ["p", "q"] {
         index.set_policy(&key("x", name), None);
     }
-    assert!(index.policies_by_network.is_empty() && index.policies.is_empty());
+    assert!(
+        index.selections_by_network.is_empty() && index.selections.is_empty() && index.policies.is_empty()
+    );
 }
 
 #[test]
