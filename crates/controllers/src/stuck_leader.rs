@@ -26,7 +26,10 @@ pub(super) async fn ready(status: &impl HealthStatus) {
         }
         if reminded.elapsed() >= REMINDER_INTERVAL {
             reminded = Instant::now();
-            warn!(missing = missing.join(", "), "the controller is not ready, and is no candidate for the Lease");
+            warn!(
+                missing = missing.join(", "),
+                "the controller is not ready, and is no candidate for the Lease"
+            );
         }
         sleep(CHECK_INTERVAL / 4).await;
     }

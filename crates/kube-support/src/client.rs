@@ -17,8 +17,8 @@ use tower::BoxError;
 use tower::timeout::TimeoutLayer;
 use tower::util::{MapErrLayer, MapResponseLayer};
 
-use super::credentials;
 use self::transport::{DEADLINES, Deadlines, transport};
+use super::credentials;
 use crate::api_error;
 use cli_support::failure::Failure;
 
@@ -205,8 +205,12 @@ mod tests {
     async fn client_timeout_names_the_server_that_does_not_answer() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", silent.local_addr().unwrap());
-        let client =
-            client_of(Config::new(server.parse().unwrap()), Deadlines { response: Duration::from_millis(50), ..DEADLINES }, usize::MAX).unwrap();
+        let client = client_of(
+            Config::new(server.parse().unwrap()),
+            Deadlines { response: Duration::from_millis(50), ..DEADLINES },
+            usize::MAX,
+        )
+        .unwrap();
         let (api, all) = (Api::<NamespaceObject>::all(client), kube::api::ListParams::default());
         let error = timeout(ASK_MAX, api.list(&all)).await.expect("a timeout").expect_err("no response");
         assert_eq!(api_error::describe(&error), format!("{server}: request timed out"));

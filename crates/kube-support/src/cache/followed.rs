@@ -161,7 +161,9 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         let state = of_kind().unwrap();
         assert!(state.is_synced && state.age > Duration::ZERO && state.failures == 1, "{state:?}");
-        assert!(stale(Duration::from_millis(1)).iter().any(|line| line.starts_with("followed-pods: last known")));
+        assert!(
+            stale(Duration::from_millis(1)).iter().any(|line| line.starts_with("followed-pods: last known"))
+        );
         assert!(metrics().contains("weft_cache_failures_total{resource=\"followed-pods\"} 1\n"));
         drop(caches);
         assert_eq!(of_kind(), None);

@@ -154,10 +154,9 @@ impl Liveness {
             Phase::Sent(at) if at.elapsed() >= SILENCE_MIN => {
                 Some(format!("the API server has not answered the list for {} s", at.elapsed().as_secs()))
             }
-            Phase::Receiving(at, bytes) if at.elapsed() >= SILENCE_MIN => Some(format!(
-                "the list stopped {} s ago, after {bytes} bytes",
-                at.elapsed().as_secs()
-            )),
+            Phase::Receiving(at, bytes) if at.elapsed() >= SILENCE_MIN => {
+                Some(format!("the list stopped {} s ago, after {bytes} bytes", at.elapsed().as_secs()))
+            }
             _ => None,
         };
         state.why.clone().or(silence)

@@ -99,12 +99,8 @@ pub(super) fn transport(
     config: &Config,
     deadlines: Deadlines,
 ) -> Result<
-    impl Service<
-        Request<Body>,
-        Response = Response<ProgressingBody>,
-        Error = BoxError,
-        Future: Send,
-    > + Send
+    impl Service<Request<Body>, Response = Response<ProgressingBody>, Error = BoxError, Future: Send>
+    + Send
     + 'static,
     Failure,
 > {
@@ -140,7 +136,8 @@ fn connections(config: &Config, deadlines: Deadlines) -> Result<Connections, Fai
             builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
         let builder = builder.enable_http1();
-        let tls = if has_http2 { builder.enable_http2().wrap_connector(tcp) } else { builder.wrap_connector(tcp) };
+        let tls =
+            if has_http2 { builder.enable_http2().wrap_connector(tcp) } else { builder.wrap_connector(tcp) };
         Ok::<Connector, Failure>(Connector(tls))
     };
     let of_watches = || {
@@ -249,9 +246,17 @@ impl HttpBody for ProgressingBody {
             Poll::Pending => std::task::ready!(deadline.as_mut().poll(context)),
         }
         let why = if this.began.elapsed() >= this.deadlines.body {
-            format!("its response has no end after {} s and {} bytes", this.deadlines.body.as_secs(), this.received)
+            format!(
+                "its response has no end after {} s and {} bytes",
+                this.deadlines.body.as_secs(),
+                this.received
+            )
         } else {
-            format!("its response stopped after {} bytes: no data for {} s", this.received, this.deadlines.pause.as_secs())
+            format!(
+                "its response stopped after {} bytes: no data for {} s",
+                this.received,
+                this.deadlines.pause.as_secs()
+            )
         };
         Poll::Ready(Some(Err(why.into())))
     }
