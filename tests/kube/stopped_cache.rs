@@ -185,7 +185,7 @@ fn cache_watch_without_packets_is_noticed_in_45_s() {
     let ports = ports.join(",");
     let rules = format!(
         "table inet silence {{ chain all {{ type filter hook input priority 0; \
-         tcp sport {{ {ports} }} tcp dport {PROXY} drop; tcp dport {{ {ports} }} tcp sport {PROXY} drop; }} }}"
+         tcp sport {{ {ports} }} tcp dport {PROXY} drop\n tcp dport {{ {ports} }} tcp sport {PROXY} drop\n }} }}"
     );
     cluster.machine.run(["nft", &rules]);
     cluster.apply_policy("after");

@@ -34,6 +34,9 @@ use cli_support::failure::Failure;
 
 /// Timeout of a connection, with its TLS handshake.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Number of idle connections for requests, and the time until they are closed. If all connections die at once, a Lease is
+/// renewed over a new one in time: each dead one costs an attempt.
+const IDLE: (usize, Duration) = (2, Duration::from_secs(20));
 /// Number of HTTP/2 connections for watches. A server may allow 100 streams on each.
 const WATCH_CONNECTIONS: usize = 4;
 /// Silence after which a connection of watches is pinged, and the time to answer. A dead one ends within their sum.
@@ -150,6 +153,7 @@ fn connections(config: &Config, deadlines: Deadlines) -> Result<Connections, Fai
     let watches: Result<Vec<_>, Failure> = (0..WATCH_CONNECTIONS).map(|_| of_watches()).collect();
     let mut requests = HttpClient::builder(TokioExecutor::new());
     requests.pool_timer(TokioTimer::new());
+    requests.pool_max_idle_per_host(IDLE.0).pool_idle_timeout(IDLE.1);
     Ok(Connections { requests: requests.build(connector(false)?), watches: watches?.into(), deadlines })
 }
 
