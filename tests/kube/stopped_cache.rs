@@ -120,15 +120,14 @@ impl Cluster {
 #[test]
 fn cache_list_stopped_in_its_body_is_noticed_and_repeated() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
-    for number in 0..40 {
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod",
+    let pod = |number| {
+        json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": format!("large-{number}"), "namespace": "x",
                 "annotations": { "filler": "x".repeat(8 << 10) } },
-            "spec": { "containers": [{ "name": "c", "image": "i" }] },
-        });
-        cluster.kube.apply(&pod.to_string());
-    }
+            "spec": { "containers": [{ "name": "c", "image": "i" }] } })
+    };
+    let pods: Vec<Value> = (0..40).map(pod).collect();
+    cluster.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }).to_string());
     cluster.mode("stop 40000");
     cluster.start();
     until("readyz tells that the list stopped", || {
@@ -183,11 +182,13 @@ fn cache_watch_without_packets_is_noticed_in_45_s() {
         open.lines().filter_map(|line| line.split_whitespace().nth(3)?.rsplit(':').next()).collect();
     assert!(!ports.is_empty(), "{open}");
     let ports = ports.join(",");
-    let rules = format!(
-        "table inet silence {{ chain all {{ type filter hook input priority 0; \
-         tcp sport {{ {ports} }} tcp dport {PROXY} drop\n tcp dport {{ {ports} }} tcp sport {PROXY} drop\n }} }}"
-    );
-    cluster.machine.run(["nft", &rules]);
+    cluster.machine.run(["nft", "add table inet silence"]);
+    cluster.machine.run(["nft", "add chain inet silence input { type filter hook input priority 0; }"]);
+    for (client, server) in [("sport", "dport"), ("dport", "sport")] {
+        let rule =
+            format!("add rule inet silence input tcp {client} {{ {ports} }} tcp {server} {PROXY} drop");
+        cluster.machine.run(["nft", &rule]);
+    }
     cluster.apply_policy("after");
     let took = cluster.time_until_policies(2);
     eprintln!("the watch was repeated after {took:?}");

@@ -475,6 +475,7 @@ impl Metrics {
         };
         let failed = AttachmentReport { microseconds: None, ..attached.clone() };
         metrics.reported(&PlanReport { attachments: vec![attached, failed], ..PlanReport::default() });
+        metrics.call_failed("ADD", code::INTERNAL, "plan");
         for state in Sandboxes::STATES {
             metrics.sandboxes(state, 0);
         }
