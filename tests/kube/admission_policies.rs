@@ -20,13 +20,8 @@ fn node_report(name: &str) -> Value {
     json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "WeftNode", "metadata": { "name": name }, "spec": {} })
 }
 
-#[test]
-fn admission_policies_let_only_weft_write_its_objects() {
-    let Some(kube) = Kube::new(Machine::new(host!(Feature::Root), "control").into()) else { return };
-    if kube.minor() < 30 {
-        eprintln!("skipped: Kubernetes 1.{} has no ValidatingAdmissionPolicy", kube.minor());
-        return;
-    }
+/// Applies the policies, and gives three accounts every right on the objects by RBAC.
+fn prepare(kube: &Kube) {
     let everything = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": { "name": "wild" }, "rules": [{ "apiGroups": ["weft.dev"], "resources": ["*"],
             "verbs": ["get", "list", "create", "update", "patch", "delete"] }] });
@@ -49,6 +44,16 @@ fn admission_policies_let_only_weft_write_its_objects() {
     kube.apply(&everything.to_string());
     kube.apply(&binding.to_string());
     kube.wait_until_served();
+}
+
+#[test]
+fn admission_policies_let_only_weft_write_its_objects() {
+    let Some(kube) = Kube::new(Machine::new(host!(Feature::Root), "control").into()) else { return };
+    if kube.minor() < 30 {
+        eprintln!("skipped: Kubernetes 1.{} has no ValidatingAdmissionPolicy", kube.minor());
+        return;
+    }
+    prepare(&kube);
     let create = |user: &str, node: Option<&str>, object: &Value| {
         let user = format!("--as=system:serviceaccount:{user}");
         let extra = node.map(|node| format!("--as-user-extra=authentication.kubernetes.io/node-name={node}"));

@@ -200,11 +200,11 @@ impl<T: PartialEq> Cache<T> {
 
     /// Records a failure of the watch.
     fn fail(&self, error: &watcher::Error) {
-        self.fail_because(api_error::describe_watch(error));
+        self.fail_because(&api_error::describe_watch(error));
     }
 
-    fn fail_because(&self, why: String) {
-        if self.liveness.failed(why.clone()) {
+    fn fail_because(&self, why: &str) {
+        if self.liveness.failed(why.to_owned()) {
             warn!(
                 resource = self.kind,
                 error = why,
@@ -267,7 +267,8 @@ where
                 Ok(Some(Err(error))) => cache.fail(&error),
                 Ok(None) => break,
                 Err(_) => {
-                    cache.fail_because(format!("the list makes no progress within {} s", LIST_MAX.as_secs()));
+                    cache
+                        .fail_because(&format!("the list makes no progress within {} s", LIST_MAX.as_secs()));
                     break;
                 }
             }

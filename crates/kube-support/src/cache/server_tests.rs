@@ -66,7 +66,7 @@ async fn serve(mut stream: TcpStream, lists: Lists) {
         }
         Lists::Whole | Lists::Code(_) => return drop(stream.write_all((head + &body).as_bytes()).await),
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Returns a cache of a server whose behaviour the sender changes.
