@@ -35,8 +35,8 @@ fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<(
     written
 }
 
-/// Creates a file for writing that did not exist. What another process left or planted at its name, for example a link to
-/// another file, is removed.
+/// Creates a new file for writing, and first removes anything at its name: a leftover, or a link that another user planted to
+/// have its target overwritten.
 pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(mode);
