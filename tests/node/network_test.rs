@@ -6,7 +6,7 @@
 //!   node: pod ── macvlan on fabric ── fabric1 ── switch ── fabric2 ── macvlan on fabric ── pod: node-2
 //! ```
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rig::node::NAME;
 use rig::{Node, links, traffic};
@@ -34,9 +34,14 @@ fn define(node: &Node, name: &str, options: &Value) {
 
 /// Defines a network of the namespace `default`.
 fn define_plugin(node: &Node, name: &str, plugin: &Value) {
+    define_text(node, name, &plugin.to_string());
+}
+
+/// Defines a network of the namespace `default` with this `spec.config`.
+fn define_text(node: &Node, name: &str, config: &str) {
     let definition = json!({
         "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-        "metadata": { "name": name, "namespace": "default" }, "spec": { "config": plugin.to_string() },
+        "metadata": { "name": name, "namespace": "default" }, "spec": { "config": config },
     });
     node.kube().apply(&definition.to_string());
 }
@@ -93,6 +98,21 @@ fn network_test_finds_faults_and_leaves_nothing() {
     assert!(line("wrong").contains("FAULT") && line("wrong").contains("absent"), "{finished}");
     assert!(line("blue").contains("  ok  "), "{finished}");
     assert!(pods(&node).is_empty());
+}
+
+#[test]
+fn network_test_of_a_refused_network_ends_at_the_refusal() {
+    let node = node!();
+    define_text(&node, "broken", r#"{"cniVersion": "1.0.0", "type": "bridge","#);
+    define(&node, "wrong", &json!({ "isGateway": "yes" }));
+    for (name, reason) in [("broken", "malformed-config"), ("wrong", "isGateway")] {
+        let started = Instant::now();
+        let finished = run(&node, &format!("--network {name} --timeout 120"));
+        assert_eq!(finished.code, Some(1), "{finished}");
+        assert!(started.elapsed() < Duration::from_secs(90), "{:?}: {finished}", started.elapsed());
+        assert_eq!(finished.stdout.matches(reason).count(), 1, "{finished}");
+        assert!(pods(&node).is_empty());
+    }
 }
 
 #[test]

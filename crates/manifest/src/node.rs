@@ -96,11 +96,21 @@ impl Node {
     }
 }
 
-/// Returns the JSON form of a YAML number.
+/// Largest number below which each whole number has a floating-point form of its own.
+const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+
+/// Returns the JSON form of a YAML number. As in the API server, a whole number has no fraction and no exponent, which a
+/// plugin would not read as an integer: `1e3` and `1000.0` become `1000`.
 fn number(text: &str) -> Option<Json> {
-    if let Ok(Json::Number(number)) = serde_json::from_str(text) {
-        return Some(Json::Number(number));
+    match serde_json::from_str(text) {
+        Ok(Json::Number(number)) if number.is_f64() => number.as_f64().map(whole),
+        Ok(Json::Number(number)) => Some(Json::Number(number)),
+        _ => yaml_number(text),
     }
+}
+
+/// Returns the JSON form of a number that is not written as in JSON.
+fn yaml_number(text: &str) -> Option<Json> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
@@ -109,15 +119,22 @@ fn number(text: &str) -> Option<Json> {
     let radix = |prefix: &str, radix: u32| {
         digits.strip_prefix(prefix).and_then(|rest| i64::from_str_radix(rest, radix).ok()).map(|n| n * sign)
     };
-    let whole = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0b", 2));
+    let in_radix = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0b", 2));
     let octal = || (digits.len() > 1).then(|| radix("0", 8)).flatten();
-    match whole.or_else(octal) {
+    match in_radix.or_else(octal) {
         Some(number) => Some(Json::from(number)),
-        None => digits
-            .parse::<f64>()
-            .ok()
-            .filter(|n| n.is_finite())
-            .map(|n| Json::from(n * f64::from(sign as i8))),
+        None => {
+            digits.parse::<f64>().ok().filter(|n| n.is_finite()).map(|n| whole(n * f64::from(sign as i8)))
+        }
+    }
+}
+
+/// Returns a number without a fraction where it has none.
+fn whole(number: f64) -> Json {
+    if number.fract() == 0.0 && number.abs() < EXACT_MAX {
+        Json::from(number as i64)
+    } else {
+        Json::from(number)
     }
 }
 
@@ -181,7 +198,12 @@ mod tests {
         assert_eq!(json("12345678901234567890").as_deref(), Some("12345678901234567890"));
         assert_eq!(json("0x1F").as_deref(), Some("31"));
         assert_eq!(json("-0b11").as_deref(), Some("-3"));
-        assert_eq!(json("1_000").as_deref(), Some("1000.0"));
+        for text in ["1_000", "1e3", "1000.0", "+1000", "0.1e4"] {
+            assert_eq!(json(text).as_deref(), Some("1000"), "{text}");
+        }
+        assert_eq!(json("-2.0e2").as_deref(), Some("-200"));
+        assert_eq!(json("1e30").as_deref(), Some("1e+30"));
+        assert_eq!(json("1.5e0").as_deref(), Some("1.5"));
         assert_eq!(json("017").as_deref(), Some("15"));
         assert_eq!(json(".5").as_deref(), Some("0.5"));
         assert_eq!(json(".inf"), None);

@@ -107,6 +107,9 @@ rules! {
     NetworkNotInFiles "network-not-in-files" Warning File Weft("docs/lint.md")
         "The pod selects a network that is in none of the files, although other definitions are."
 
+    DuplicateAddress "duplicate-address" Warning File Weft("docs/lint.md")
+        "Two pods request one address of a network: the second pod is refused, or both use the address."
+
     // The network annotations of a pod.
     MalformedAnnotation "malformed-annotation" Error File Specification("4.1")
         "The annotation is neither a comma-separated list of networks nor a JSON list of objects."
@@ -184,7 +187,7 @@ rules! {
         "The definition has no spec.config: each node uses the network of this name on its disk."
     MalformedConfig "malformed-config" Error File Specification("3.4.1")
         "The configuration is not a JSON object that CNI can read."
-    NameMismatch "name-mismatch" Warning File Specification("3.4.3")
+    NameMismatch "name-mismatch" Note File Specification("3.4.3")
         "The configuration and its NetworkAttachmentDefinition have different names."
     UnnamedConfig "unnamed-config" Note File Specification("3.4.2")
         "The configuration has no name: plugins receive the name of the definition."

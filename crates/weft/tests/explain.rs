@@ -38,6 +38,32 @@ fn explain_prints_the_source_of_each_decision() {
 }
 
 #[test]
+fn explain_separates_long_labels_from_their_values() {
+    let file = std::env::temp_dir().join(format!("weft-explain-{}.yaml", std::process::id()));
+    let manifest = r#"
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: ib}
+spec: {config: '{"cniVersion": "1.0.0", "name": "ib", "type": "ib-sriov", "capabilities": {"infinibandGUID": true}}'}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: a
+  annotations:
+    k8s.v1.cni.cncf.io/networks: '[{"name": "ib", "infiniband-guid": "24:8a:07:03:00:8d:ae:2f"}]'
+"#;
+    std::fs::write(&file, manifest).unwrap();
+    let output = weft(&format!("explain a -f {}", file.display())).output().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in ["      infiniband-guid  24:8a:07:03:00:8d:ae:2f", "      network          default/ib"] {
+        assert!(text.lines().any(|found| found.starts_with(line)), "{line} in\n{text}");
+    }
+}
+
+#[test]
 fn explain_prints_links_to_the_page() {
     let line = format!("explain -n my-namespace my-partner -f {}", examples());
     let output = weft(&format!("{line} --page http://weft.example:8080/")).output().unwrap();

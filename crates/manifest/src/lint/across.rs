@@ -1,25 +1,36 @@
-//! Linter of several files together: definitions that are there twice, and selected networks that are in no file.
+//! Linter of several files together: definitions that are there twice, selected networks that are in no file, pods that the
+//! plan refuses because of a definition in another file, and addresses that two pods request.
 //!
-//! A file may be read in pieces, so only names and places are kept.
+//! A file may be read in pieces, so only places, definitions, and the network annotations of pods are kept.
 
+mod addresses;
+mod plans;
 mod policy_selectors;
+mod selecting_pod;
 
 use std::collections::BTreeMap;
 
 use super::Finding;
 use crate::node::Value;
-use crate::{Manifest, Position};
-use npwg::metadata::NetworkReference;
+use crate::{Located, Manifest, Position};
+use npwg::metadata::{Definition, NetworkReference};
 use npwg::nearest::hint;
+use npwg::policy::Labels;
 use npwg::refusal::{Fault, KeyPath, quote};
 use npwg::rule::Rule;
 use npwg::selection::{Annotation, Reading};
 use policy_selectors::PolicySelectors;
+use selecting_pod::SelectingPod;
 
-/// Names of all files.
+/// Content of all files that is compared between them.
 #[derive(Debug, Default)]
 pub struct Across {
-    definitions: BTreeMap<NetworkReference, Seen>,
+    /// Place of the first definition of each name.
+    places: BTreeMap<NetworkReference, Seen>,
+    /// The last definition of each name, which counts if the files are applied in order.
+    definitions: BTreeMap<NetworkReference, Definition>,
+    namespaces: BTreeMap<String, Labels>,
+    pods: Vec<SelectingPod>,
     selected: Vec<Selected>,
     policies: PolicySelectors,
     findings: Vec<(String, Finding)>,
@@ -55,7 +66,8 @@ impl Across {
             if reference.name.is_empty() {
                 continue;
             }
-            if let Some(first) = self.definitions.get(&reference) {
+            self.definitions.insert(reference.clone(), located.value.clone());
+            if let Some(first) = self.places.get(&reference) {
                 let Seen { file, position } = first;
                 let reason =
                     format!("is also in {file}:{}; the one that is applied last counts", position.line);
@@ -66,9 +78,11 @@ impl Across {
                     fault.showing(&quote(&reference.name)).cure("rename or remove one of the two"),
                 );
             } else {
-                self.definitions.insert(reference, here);
+                self.places.insert(reference, here);
             }
         }
+        let namespaces = manifest.namespaces.iter().map(|Located { value, .. }| value);
+        self.namespaces.extend(namespaces.map(|found| (found.name.clone(), found.labels.clone())));
         self.policies.add(manifest, &seen);
         for located in &manifest.pods {
             let pod = &located.value.pod;
@@ -76,24 +90,24 @@ impl Across {
             let path = KeyPath::root().key("metadata").key("annotations").key(annotation.key());
             if let Some(text) = pod.annotations.get(annotation.key()) {
                 let (node, source) = (located.node_at(&path), &manifest.source);
-                for element in Reading::of(annotation, text, &pod.namespace).elements {
+                let reading = Reading::of(annotation, text, &pod.namespace);
+                let mut elements = BTreeMap::new();
+                for element in &reading.elements {
                     let path = KeyPath::root().index(element.index);
                     let place = super::Place::Scalar(node.span);
                     let at = super::embedded(source, place, text, super::offset(text, &path));
-                    let (network, subject) = (element.network, annotation.subject());
+                    elements.insert(element.index, seen(at));
+                    let (network, subject) = (element.network.clone(), annotation.subject());
                     self.selected.push(Selected { network, subject, path, seen: seen(at) });
                 }
+                self.pods.push(SelectingPod::new(located, reading, seen(node.span.start), elements));
             }
             self.networks_of_machine(located, &seen);
         }
     }
 
     /// Adds the networks of a KubeVirt machine, which KubeVirt writes into the annotation of its pod.
-    fn networks_of_machine(
-        &mut self,
-        located: &crate::Located<crate::PodObject>,
-        seen: &dyn Fn(usize) -> Seen,
-    ) {
+    fn networks_of_machine(&mut self, located: &Located<crate::PodObject>, seen: &dyn Fn(usize) -> Seen) {
         let crate::PodObject { pod, kind } = &located.value;
         if !kind.starts_with("VirtualMachine") {
             return;
@@ -124,7 +138,13 @@ impl Across {
     /// Returns the findings, each with its file. Without any definition nothing is known about the networks of pods.
     pub fn findings(mut self) -> Vec<(String, Finding)> {
         let policies = std::mem::take(&mut self.policies);
-        for (seen, fault) in policies.faults(&self.definitions) {
+        for (seen, fault) in policies.faults(&self.places) {
+            self.say(&seen, fault);
+        }
+        let refused = plans::refused(&self.pods, &self.definitions, &self.namespaces);
+        for (seen, fault) in
+            addresses::requested_twice(&self.pods, &self.definitions).into_iter().chain(refused)
+        {
             self.say(&seen, fault);
         }
         if self.definitions.is_empty() {

@@ -15,6 +15,7 @@ const USUAL_NAME: &str = "eth0";
 
 pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
     let PodObject { pod, kind } = &located.value;
+    let owner = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
     // Name that the default-network annotation requests.
     let mut renamed = None;
     for annotation in [Annotation::DefaultNetwork, Annotation::Networks] {
@@ -27,23 +28,24 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
             Annotation::DefaultNetwork => MULTUS_NAMESPACE,
         };
         let reading = Reading::of(annotation, text, home);
-        for refusal in &reading.refusals {
-            report.add_at_path(place, text, refusal.fault().clone());
-        }
-        for warning in &reading.warnings {
-            report.add_at_path(place, text, warning.fault.clone());
+        let refused = reading.refusals.iter().map(|refusal| refusal.fault());
+        for fault in refused.chain(reading.warnings.iter().map(|warning| &warning.fault)) {
+            let subject = format!("{} of {owner}", fault.subject);
+            report.add_at_path(place, text, Fault { subject, ..fault.clone() });
         }
         match annotation {
             Annotation::DefaultNetwork => {
                 renamed = reading.elements.first().and_then(|element| element.interface.clone());
             }
-            Annotation::Networks => reserved_names(report, place, text, &reading, renamed.as_ref()),
+            Annotation::Networks => {
+                let subject = format!("{} of {owner}", annotation.subject());
+                reserved_names(report, &subject, (place, text), &reading, renamed.as_ref());
+            }
         }
         if pod.host_network {
-            let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
             let fault = Fault::new(
                 Rule::HostNetworkPod,
-                subject,
+                &owner,
                 "hostNetwork is true: this annotation has no effect",
             )
             .at(path)
@@ -57,8 +59,8 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
 /// Reports requested interface names that a pod has already; `renamed` is the name that the default network requests.
 fn reserved_names(
     report: &mut Report<'_>,
-    place: Place<'_>,
-    text: &str,
+    subject: &str,
+    (place, text): (Place<'_>, &str),
     reading: &Reading,
     renamed: Option<&IfName>,
 ) {
@@ -75,7 +77,7 @@ fn reserved_names(
             ),
         };
         let path = KeyPath::root().index(element.index).key("interface");
-        let fault = Fault::new(rule, Annotation::Networks.subject(), reason).at(path);
+        let fault = Fault::new(rule, subject, reason).at(path);
         let fault = fault.showing(&npwg::refusal::quote(name));
         report.add_at_path(place, text, fault.cure("choose another name, or leave it out"));
     }

@@ -5,7 +5,7 @@ use crate::node::{Key, Node, Value};
 use crate::{Located, Manifest, PodObject};
 use npwg::metadata::RESOURCE_NAME;
 use npwg::nearest::nearest;
-use npwg::refusal::{Fault, KeyPath};
+use npwg::refusal::{Fault, KeyPath, Step};
 use npwg::rule::Rule;
 
 /// Domains of the annotations.
@@ -23,6 +23,8 @@ const KNOWN: &[&str] = &[
 ];
 /// Keys of a CNI configuration, which belong into the string `spec.config`.
 const OF_CONFIG: &[&str] = &["cniVersion", "name", "type", "plugins", "ipam"];
+/// Hint for such keys.
+const AS_TEXT: &str = "write \"config: |\" below spec, and the JSON on indented lines below it";
 
 pub(super) fn look(report: &mut Report<'_>, manifest: &Manifest) {
     for located in &manifest.pods {
@@ -55,22 +57,8 @@ impl Object<'_, '_> {
         let object = self.node;
         self.duplicates(object, &KeyPath::root());
         self.annotations(&base.key("metadata").key("annotations"));
-        let cure = "move it to metadata.annotations";
-        let base_text = if base.is_root() { String::new() } else { format!("{base}.") };
-        let cure = cure.replace("metadata", &format!("{base_text}metadata"));
-        for (path, reason) in [
-            (base.key("metadata").key("labels"), "is a label, and only annotations select networks"),
-            (base.key("spec").key("annotations"), "is in spec, where nothing reads annotations"),
-        ] {
-            self.elsewhere(&path, reason, &cure);
-        }
         let metadata = base.key("metadata");
-        for (key, _) in entries(object, &metadata) {
-            if key.text != "annotations" && nearest(&key.text, &["annotations"]).is_some() {
-                let reason = format!("is in {}, which Kubernetes drops", key.text);
-                self.elsewhere(&metadata.key(&key.text), &reason, &cure);
-            }
-        }
+        self.elsewhere(object, &KeyPath::root(), &metadata.key("annotations"));
     }
 
     /// Reports annotations whose name is almost that of a known one.
@@ -99,32 +87,60 @@ impl Object<'_, '_> {
         }
     }
 
-    /// Reports known annotations at a place where nothing reads them.
-    fn elsewhere(&mut self, path: &KeyPath, reason: &str, cure: &str) {
-        for (key, _) in entries(self.node, path) {
-            if KNOWN.contains(&key.text.as_str()) {
-                let fault = Fault::new(Rule::MisplacedAnnotation, self.subject, reason);
-                self.report.add(key.span.start, fault.at(path.key(&key.text)).cure(cure));
+    /// Reports known annotations at every place but `right`, and but the annotations of a workload, which have a finding of
+    /// their own.
+    fn elsewhere(&mut self, node: &Node, path: &KeyPath, right: &KeyPath) {
+        let of_object = KeyPath::root().key("metadata").key("annotations");
+        if path == right || *path == of_object {
+            return;
+        }
+        match &node.value {
+            Value::List(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    self.elsewhere(item, &path.index(index), right);
+                }
             }
+            Value::Map(entries) => {
+                for (key, inner) in entries {
+                    let at = path.key(&key.text);
+                    if KNOWN.contains(&key.text.as_str()) {
+                        let fault = Fault::new(Rule::MisplacedAnnotation, self.subject, reason(path)).at(at);
+                        self.report.add(key.span.start, fault.cure(format!("move it to {right}")));
+                    } else {
+                        self.elsewhere(inner, &at, right);
+                    }
+                }
+            }
+            _ => {}
         }
     }
 
     /// Reports a configuration that is not in `spec.config`.
     fn config(&mut self) {
         let (root, spec) = (KeyPath::root(), KeyPath::root().key("spec"));
-        let beside = entries(self.node, &root).into_iter().filter(|(key, _)| key.text == "config");
         let mut found: Vec<(KeyPath, usize, &str)> = Vec::new();
-        for (key, _) in beside {
-            found.push((root.key("config"), key.span.start, "indent it below spec"));
+        for (key, inner) in entries(self.node, &root) {
+            let place = root.key(&key.text);
+            match key.text.as_str() {
+                "spec" => {}
+                name if is_config(name) => found.push((place, key.span.start, "indent it below spec")),
+                name if OF_CONFIG.contains(&name) => found.push((place, key.span.start, AS_TEXT)),
+                _ => {
+                    let inside = entries(inner, &KeyPath::root()).into_iter();
+                    let misplaced = inside.filter(|(key, _)| is_config(&key.text));
+                    found.extend(
+                        misplaced
+                            .map(|(key, _)| (place.key(&key.text), key.span.start, "move it below spec")),
+                    );
+                }
+            }
         }
         for (key, _) in entries(self.node, &spec) {
             let name = key.text.as_str();
             let cure = match name {
                 "config" => continue,
-                _ if name.eq_ignore_ascii_case("config") => "write config in lower case",
-                _ if OF_CONFIG.contains(&name) => {
-                    "write \"config: |\" below spec, and the JSON on indented lines below it"
-                }
+                _ if is_config(name) => "write config in lower case",
+                _ if OF_CONFIG.contains(&name) => AS_TEXT,
                 _ => continue,
             };
             found.push((spec.key(name), key.span.start, cure));
@@ -160,11 +176,31 @@ impl Object<'_, '_> {
     }
 }
 
+fn is_config(key: &str) -> bool {
+    key.eq_ignore_ascii_case("config")
+}
+
+/// Returns the reason why no component reads an annotation in the map at `path`.
+fn reason(path: &KeyPath) -> String {
+    match path.steps().last() {
+        Some(Step::Key(last)) if last == "labels" => {
+            "is a label, and only annotations select networks".to_owned()
+        }
+        Some(Step::Key(last)) if last != "annotations" && nearest(last, &["annotations"]).is_some() => {
+            format!("is in {last}, which Kubernetes drops")
+        }
+        _ if path.is_root() => {
+            "is beside the fields of the object, where nothing reads annotations".to_owned()
+        }
+        _ => format!("is in {path}, where nothing reads annotations"),
+    }
+}
+
 /// Returns the entries of the map at `path`.
 fn entries<'a>(node: &'a Node, path: &KeyPath) -> Vec<&'a (Key, Node)> {
     let mut node = node;
     for step in path.steps() {
-        let npwg::refusal::Step::Key(key) = step else { return Vec::new() };
+        let Step::Key(key) = step else { return Vec::new() };
         let Some(inner) = node.get(key) else { return Vec::new() };
         node = inner;
     }

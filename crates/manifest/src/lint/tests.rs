@@ -1,5 +1,7 @@
 //! Tests of the linter: positions, rules and suggestions.
 
+mod objects;
+
 use super::*;
 use npwg::metadata::SpecConfig;
 use npwg::rule::Rule;
@@ -135,7 +137,7 @@ fn lint_invalid_json_is_reported_at_the_error() {
 #[test]
 fn lint_network_name_is_compared_with_the_definition() {
     let other = lint(&config(r#"{"cniVersion":"1.0.0","name":"b","type":"x"}"#));
-    assert_eq!(short(&other), ["7:34 Warning name-mismatch"]);
+    assert_eq!(short(&other), ["7:34 Note name-mismatch"]);
     let none = lint(&config(r#"{"cniVersion":"1.0.0","type":"x"}"#));
     assert_eq!(short(&none), ["7:5 Note unnamed-config"]);
     let illegal = lint(&config(r#"{"cniVersion":"1.0.0","name":"a b","type":"x"}"#));

@@ -95,7 +95,8 @@ impl<'a> DeviceAllocator<'a> {
 }
 
 /// Plugins that cannot work without a device and that need not declare the capability `deviceID`.
-const DEVICE_PLUGINS: [&str; 5] = ["sriov", "ib-sriov", "accelerated-bridge", "vdpa", "host-device"];
+const DEVICE_PLUGINS: [&str; 6] =
+    ["sriov", "ib-sriov", "accelerated-bridge", "vdpa", "host-device", "macvtap"];
 
 /// Keys that name the device of `host-device` in its configuration.
 const OWN_DEVICE: [&str; 4] = ["device", "hwaddr", "kernelpath", "pciBusID"];

@@ -126,13 +126,15 @@ fn describe(plan: &Plan, loaded: &LoadedInputs, page: Option<&str>) -> String {
     if let Some(page) = page {
         let _ = writeln!(output_text, "page: {}", plain(&pod_link(page, &plan.pod)));
     }
-    for row in explain::rows(plan) {
-        describe_row(&mut output_text, &row);
+    let rows = explain::rows(plan);
+    let width = label_width(&rows);
+    for row in rows {
+        describe_row(&mut output_text, &row, width);
         // A network without a namespace is in a file of the node.
         if let Some(page) = page.filter(|_| row.network.contains('/')) {
             let _ = writeln!(
                 output_text,
-                "      {:<14}{}",
+                "      {:<width$}{}",
                 "page",
                 plain(&format!("{page}/network/{}", row.network))
             );
@@ -145,7 +147,14 @@ fn describe(plan: &Plan, loaded: &LoadedInputs, page: Option<&str>) -> String {
     output_text
 }
 
-fn describe_row(output_text: &mut String, row: &Row) {
+/// Returns the width of the column of labels, which every label is shorter than.
+fn label_width(rows: &[Row]) -> usize {
+    let decisions = rows.iter().flat_map(|row| row.because.iter().chain(&row.requests));
+    let longest = decisions.map(|decision| plain(&decision.what).chars().count()).max();
+    (longest.unwrap_or_default() + 2).max(14)
+}
+
+fn describe_row(output_text: &mut String, row: &Row, width: usize) {
     let Row { network, role, interface, config_name: _, chain, because, requests } = row;
     let role = match role {
         Role::Default => "the default network",
@@ -156,6 +165,6 @@ fn describe_row(output_text: &mut String, row: &Row) {
     // Writing to a string cannot fail.
     let _ = write!(output_text, "\n{}\n", plain(&title));
     for Decision { what, value, why } in because.iter().chain(requests) {
-        let _ = writeln!(output_text, "      {:<14}{}  ({})", plain(what), plain(value), plain(why));
+        let _ = writeln!(output_text, "      {:<width$}{}  ({})", plain(what), plain(value), plain(why));
     }
 }

@@ -33,11 +33,13 @@ use cli_support::table;
 use cli_support::terminal::plain;
 use cli_support::timestamp::now;
 use kube_support::api_error;
-use pods::{Run, TestPod};
+use pods::{PodState, Run, TestPod};
 use targets::TestedNetwork;
 
 /// Interval between two looks at the pods.
 const INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between two looks at the Events of pods that do not start.
+const EVENTS_INTERVAL: Duration = Duration::from_secs(2);
 /// Number of cases that run at the same time.
 const CONCURRENT: usize = 8;
 /// Time for which pods may outlive the timeout of their case, in seconds.
@@ -197,6 +199,7 @@ async fn test_all(
         let end = Instant::now() + limit;
         let mut last_error = String::new();
         let mut pods = BTreeMap::new();
+        let mut next_events = Instant::now() + EVENTS_INTERVAL;
         while batch.iter().any(|case| case.outcome().is_none()) {
             interrupt.stop_here().map_err(|stopped| stopped.context("test"))?;
             match run.pods(client, namespaces).await {
@@ -206,6 +209,10 @@ async fn test_all(
                     advance(client, &run, batch, &pods, &mut last_error, progress).await;
                 }
                 Err(error) => last_error = api_error::describe(&error),
+            }
+            if Instant::now() >= next_events {
+                end_hopeless(client, batch, &pods, namespaces, progress).await;
+                next_events = Instant::now() + EVENTS_INTERVAL;
             }
             if Instant::now() >= end {
                 time_out(client, batch, &pods, &last_error, progress).await;
@@ -244,6 +251,25 @@ async fn advance(
             }
         }
         show(case, progress);
+    }
+}
+
+/// Ends the cases whose pod will not get its network. An API server that does not list the Events leaves them to the timeout.
+async fn end_hopeless(
+    client: &Client,
+    batch: &mut [Case],
+    pods: &BTreeMap<String, TestPod>,
+    namespaces: &BTreeSet<String>,
+    progress: Progress,
+) {
+    let Ok(hopeless) = pods::hopeless(client, namespaces).await else { return };
+    for case in batch.iter_mut().filter(|case| case.outcome().is_none()) {
+        let (name, _) = case.waits_for(pods);
+        let is_waiting = pods.get(&name).is_none_or(|pod| matches!(pod.state(), PodState::Waiting(_)));
+        if let Some(why) = hopeless.get(&name).filter(|_| is_waiting) {
+            case.fail(why.clone());
+            show(case, progress);
+        }
     }
 }
 
@@ -357,13 +383,45 @@ fn token() -> String {
 
 fn lay_out(outcomes: &[Outcome]) -> String {
     let headings = ["network", "nodes", "addresses", "of the other", "reply", "mtu", "result", "found"];
-    let rows: Vec<Vec<String>> = outcomes.iter().map(Outcome::cells).collect();
+    let mut printed = BTreeSet::new();
+    let rows = outcomes.iter().map(|outcome| {
+        // Every pair of nodes finds the same about a wrong definition: it is said once.
+        let Outcome { network, verdict, found, .. } = outcome;
+        let is_first = *verdict == Verdict::Ok || printed.insert((network, found));
+        let found = if is_first { found.clone() } else { "the same".to_owned() };
+        Outcome { found, ..outcome.clone() }.cells()
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
     format!("\n{}", table::lay_out(&headings, &rows, 0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_reason_of_several_pairs_is_printed_once() {
+        let outcome = |network: &str, nodes: [&str; 2], verdict, found: &str| Outcome {
+            network: network.to_owned(),
+            nodes: nodes.map(str::to_owned),
+            verdict,
+            found: found.to_owned(),
+            addresses: [Vec::new(), Vec::new()],
+            mtu: None,
+            replies: Vec::new(),
+        };
+        let table = lay_out(&[
+            outcome("n/a", ["1", "2"], Verdict::Failed, "weft refuses the pod: x"),
+            outcome("n/a", ["2", "1"], Verdict::Failed, "weft refuses the pod: x"),
+            outcome("n/b", ["1", "2"], Verdict::Failed, "weft refuses the pod: x"),
+            outcome("n/b", ["2", "1"], Verdict::Failed, "no reply"),
+            outcome("n/c", ["1", "2"], Verdict::Ok, "no addresses"),
+            outcome("n/c", ["2", "1"], Verdict::Ok, "no addresses"),
+        ]);
+        let last: Vec<&str> = table.lines().skip(2).map(|line| line.rsplit("  ").next().unwrap()).collect();
+        let reason = "weft refuses the pod: x";
+        assert_eq!(last, [reason, "the same", reason, "no reply", "no addresses", "no addresses"], "{table}");
+    }
 
     #[test]
     fn test_clean_includes_the_namespace_of_the_options() {

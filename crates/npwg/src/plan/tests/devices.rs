@@ -87,6 +87,7 @@ fn device_resource_that_only_marks_nodes_needs_no_device() {
     }
     for plugin in [
         r#"{"type":"sriov"}"#,
+        r#"{"type":"macvtap","mtu":1500}"#,
         r#"{"type":"host-device"}"#,
         r#"{"type":"bridge","capabilities":{"deviceID":true}}"#,
     ] {

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::targets::{Image, TestedNetwork};
 use crate::pod_name::PodName;
+use kube_support::events::EventReason;
 use kube_support::resource;
 use kube_support::resources::PodObject;
 
@@ -34,6 +35,8 @@ pub(super) const INTERFACE: &str = "net1";
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// User and group of the pods.
 const USER: u32 = 65532;
+/// Number of failed attempts after which the plugins of a network are not waited for any more.
+const ATTEMPTS: u32 = 4;
 /// Grace period of the pods, in seconds.
 const GRACE: u32 = 2;
 
@@ -115,12 +118,31 @@ resource!(TestPod as PodObject);
 
 /// Event, reduced to the fields in use.
 #[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct PodEvent {
     metadata: ObjectMeta,
+    #[serde(default)]
+    involved_object: InvolvedObject,
     #[serde(default)]
     reason: String,
     #[serde(default)]
     message: String,
+    #[serde(default)]
+    series: Option<EventSeries>,
+}
+
+/// Series of equal Events.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct EventSeries {
+    count: u32,
+}
+
+/// Object of an Event.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct InvolvedObject {
+    name: String,
 }
 
 resource!(PodEvent, k8s_openapi::NamespaceResourceScope, "Event", "events", "");
@@ -253,6 +275,44 @@ pub(super) async fn delete(
     Ok(remaining)
 }
 
+/// Returns the pods that will not get their network, each with the reason: weft refused the plan, or the plugins failed
+/// several times.
+pub(super) async fn hopeless(
+    client: &Client,
+    namespaces: &BTreeSet<String>,
+) -> Result<BTreeMap<String, String>, kube::Error> {
+    let mut events = Vec::new();
+    for namespace in namespaces {
+        let api: Api<PodEvent> = Api::namespaced(client.clone(), namespace);
+        for reason in [EventReason::NetworkRefused, EventReason::NoNetworkFound, EventReason::AttachFailed] {
+            let fields = format!("involvedObject.kind=Pod,type=Warning,reason={}", reason.as_str());
+            events.extend(api.list(&ListParams::default().fields(&fields)).await?.items);
+        }
+    }
+    Ok(hopeless_of(events))
+}
+
+fn hopeless_of(events: Vec<PodEvent>) -> BTreeMap<String, String> {
+    let (mut reasons, mut attempts) = (BTreeMap::new(), BTreeMap::<String, u32>::new());
+    for event in events {
+        let PodEvent { metadata: _, involved_object: InvolvedObject { name }, reason, message, series } =
+            event;
+        if !name.starts_with(PREFIX) {
+            continue;
+        }
+        if reason != EventReason::AttachFailed.as_str() {
+            reasons.insert(name, format!("weft refuses the pod: {message}"));
+            continue;
+        }
+        let failed = attempts.entry(name.clone()).or_default();
+        *failed = failed.saturating_add(series.map_or(1, |series| series.count.max(1)));
+        if *failed >= ATTEMPTS {
+            reasons.entry(name).or_insert_with(|| format!("{failed} attempts failed: {message}"));
+        }
+    }
+    reasons
+}
+
 /// Returns the newest warning about a pod, if there is one.
 pub(super) async fn warning(client: &Client, pod: &PodName) -> Option<String> {
     let PodName { namespace, name } = pod;
@@ -368,6 +428,35 @@ mod tests {
         assert_eq!(failed, PodState::Failed("Error: no".into()));
         let evicted = pod(&json!({ "phase": "Failed", "reason": "OutOfcpu" })).state();
         assert_eq!(evicted, PodState::Failed("OutOfcpu".into()));
+    }
+
+    #[test]
+    fn test_pod_is_hopeless_after_a_refusal_or_four_attempts() {
+        let event = |name: &str, reason: &str, count: Option<u32>| {
+            let series = count.map(|count| json!({ "count": count }));
+            let object = json!({ "metadata": {}, "involvedObject": { "name": name }, "reason": reason, "message": "m", "series": series });
+            serde_json::from_value::<PodEvent>(object).unwrap()
+        };
+        let reasons = hopeless_of(vec![
+            event("weft-test-refused", "NetworkRefused", None),
+            event("weft-test-unknown", "NoNetworkFound", None),
+            event("weft-test-three", "AttachFailed", Some(3)),
+            event("weft-test-four", "AttachFailed", Some(2)),
+            event("weft-test-four", "AttachFailed", None),
+            event("weft-test-four", "AttachFailed", Some(0)),
+            event("other", "NetworkRefused", None),
+        ]);
+        let reasons: Vec<(&str, &str)> =
+            reasons.iter().map(|(name, why)| (name.as_str(), why.as_str())).collect();
+        let refused = "weft refuses the pod: m";
+        assert_eq!(
+            reasons,
+            [
+                ("weft-test-four", "4 attempts failed: m"),
+                ("weft-test-refused", refused),
+                ("weft-test-unknown", refused),
+            ]
+        );
     }
 
     #[test]
