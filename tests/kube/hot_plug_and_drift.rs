@@ -224,6 +224,46 @@ fn hot_plug_failure_is_an_event_and_changes_nothing() {
 }
 
 #[test]
+fn hot_plug_missing_network_stops_no_other_and_comes_later() {
+    let agent = node!("--hot-plug");
+    start_executor(&agent);
+    let (sandbox, _) = attached(&agent, "web", "net-a");
+    // Missing at the first place, forbidden at the second, with a plugin that no node has at the third.
+    let closed = json!({ "weft.dev/access": r#"{"namespaces":["other"]}"# });
+    agent.definition("closed", &closed, &bridge("closed", 14));
+    let mut absent = bridge("absent", 15);
+    absent["plugins"][0]["type"] = json!("no-such-plugin");
+    agent.definition("absent", &json!({}), &absent);
+    select(&agent, "web", "later,closed,absent,net-b,net-a");
+    let (home, own) = (("home", "eth0"), ("blue/net-a", "net1"));
+    wait_for_status(&agent, "web", &[home, ("blue/net-b", "net4"), own]);
+    wait_for_event(&agent, "web", "NoNetworkFound ");
+    wait_for_event(&agent, "web", "NetworkRefused ");
+    wait_for_event(&agent, "web", "NetworkChangeFailed attach net3 (blue/absent)");
+    // The missing definition is created, the access is granted, the definition names a plugin that exists.
+    agent.definition("later", &json!({}), &bridge("later", 16));
+    agent.definition(
+        "closed",
+        &json!({ "weft.dev/access": r#"{"namespaces":["blue"]}"# }),
+        &bridge("closed", 14),
+    );
+    agent.definition("absent", &json!({}), &bridge("absent", 15));
+    let all =
+        ["blue/later", "blue/closed", "blue/absent", "blue/net-b", "blue/net-a", "home"].map(str::to_owned);
+    agent.machine.wait(EXECUTOR, "attaches the others", || {
+        let status = agent.status("web");
+        let shown: std::collections::BTreeSet<String> =
+            status.iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect();
+        (shown == all.iter().cloned().collect()).then_some(())
+    });
+    // A definition that is deleted removes no network of a running pod.
+    agent.kube.kubectl(["delete", "net-attach-def", "-n", NAMESPACE, "net-a"]);
+    select(&agent, "web", "net-a,net-b");
+    agent.machine.wait(EXECUTOR, "removes the others", || (agent.status("web").len() == 3).then_some(()));
+    assert!(link(&sandbox, "net1").is_some() && link(&sandbox, "net4").is_some());
+}
+
+#[test]
 fn hot_plug_does_not_enter_another_namespace_at_the_path() {
     let agent = node!("--hot-plug");
     let (sandbox, _) = attached(&agent, "web", "net-a");

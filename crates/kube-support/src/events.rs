@@ -128,14 +128,13 @@ impl Events {
 
     /// Sends an Event: a plan was refused.
     pub fn refused(&self, pod: &Pod, refusal: &Refusal) {
-        let fault = refusal.fault();
-        let event = EventText::new(
-            EventType::Warning,
-            EventReason::of_refusal(fault.rule),
-            "Plan",
-            &with_rule(fault),
-        );
-        self.send(&identity(pod), event);
+        self.refused_network(&identity(pod), refusal.fault());
+    }
+
+    /// Sends an Event: a network of a running pod cannot be attached, and the others are.
+    pub fn refused_network(&self, pod: &PodIdentity, fault: &Fault) {
+        let reason = EventReason::of_refusal(fault.rule);
+        self.send(pod, EventText::new(EventType::Warning, reason, "Plan", &with_rule(fault)));
     }
 
     /// Sends an Event: an attachment has drifted (`why`), or no attachment is drifted any more.

@@ -294,6 +294,7 @@ impl RequestHandler for AgentState {
         let _poll = self.polls.begin();
         let started = Instant::now();
         let mut pods = self.planner.pods.changes();
+        let mut definitions = self.planner.definitions.changes();
         let mut updates = self.policies.as_ref().map(|(_, updates)| updates.queued());
         loop {
             let tasks = self.tasks_of_poll(&request.node).await;
@@ -306,11 +307,17 @@ impl RequestHandler for AgentState {
                     None => std::future::pending().await,
                 }
             };
-            // A changed pod or policy is handled at once, everything else at the interval.
+            let changed = async {
+                tokio::select! {
+                    changed = pods.changed() => changed,
+                    changed = definitions.changed() => changed,
+                }
+            };
+            // A changed pod, definition or policy is handled at once, everything else at the interval.
             tokio::select! {
                 biased;
                 () = update => {}
-                changed = timeout(POLL_INTERVAL, pods.changed()) => if changed.is_ok() && self.hot_plug.is_some() {
+                changed = timeout(POLL_INTERVAL, changed) => if changed.is_ok() && self.hot_plug.is_some() {
                     tokio::time::sleep(POLL_GATHER).await;
                 },
             }

@@ -3,6 +3,8 @@
 //! - It is opt-in, and works only for an executor that polls for tasks (`weft executor`).
 //! - A sandbox is compared when its pod's annotation changes, and again at growing intervals until it matches or the change
 //!   proves impossible.
+//! - A network that cannot be attached does not stop the others. It is planned again when a definition or a namespace
+//!   changes, and at the same intervals, because a device may become free.
 //! - A sandbox whose networks were requested through the container runtime keeps them; its annotation is ignored.
 //! - An invalid annotation changes nothing, so that a typing error removes no network.
 //! - Devices, isolation and policies are those of an ADD, because the plan is made by the same planner.
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
 use cni::{Error, code};
-use npwg::refusal::Reason;
+use npwg::refusal::{Fault, Reason};
 use npwg::selection::Annotation;
 use rpc::change;
 use rpc::frame::MESSAGE_MAX;
@@ -50,6 +52,18 @@ struct Seen {
     compared: Instant,
     /// Number of comparisons of this annotation.
     times: u32,
+    /// Why selected networks could not be planned. A reason has an Event once.
+    refused: Vec<Fault>,
+    /// [`Planner::inputs`] before the comparison.
+    inputs: u64,
+}
+
+/// Comparison of a sandbox with its pod's annotation.
+struct Comparison {
+    verdict: Verdict,
+    /// Why selected networks cannot be planned.
+    refused: Vec<Fault>,
+    inputs: u64,
 }
 
 /// Result of a comparison.
@@ -84,13 +98,15 @@ impl HotPlug {
             if !fits(tasks.len(), bytes, 0) {
                 break;
             }
-            let (verdict, size) = sized(verdict(planner, node, &entry).await);
+            let inputs = planner.inputs();
+            let (verdict, refused) = compare(planner, node, &entry).await;
+            let (verdict, size) = sized(verdict);
             // A change that is not sent stays due.
             if !fits(tasks.len(), bytes, size) {
                 break;
             }
             bytes += size;
-            tasks.extend(self.settle(planner, &entry, annotation, verdict));
+            tasks.extend(self.settle(planner, &entry, annotation, Comparison { verdict, refused, inputs }));
         }
         tasks
     }
@@ -105,27 +121,33 @@ impl HotPlug {
         let annotation = pod.annotations.get(Annotation::Networks.key()).cloned();
         let is_due = match self.seen().get(&entry.container_id) {
             Some(known) if known.annotation == annotation => {
+                let is_new = !known.refused.is_empty() && known.inputs != planner.inputs();
                 let pause = REPEAT_MAX.min(REPEAT_MIN * 2_u32.saturating_pow(known.times.min(10)));
-                !known.settled && known.compared.elapsed() >= pause
+                !known.settled && (is_new || known.compared.elapsed() >= pause)
             }
             _ => true,
         };
         is_due.then_some(annotation)
     }
 
-    /// Stores the result of a comparison, sends its Event, and returns its task.
+    /// Stores the result of a comparison, sends its Events, and returns its task.
     fn settle(
         &self,
         planner: &Planner,
         entry: &Entry,
         annotation: Option<String>,
-        verdict: Verdict,
+        comparison: Comparison,
     ) -> Option<Task> {
+        let Comparison { verdict, refused, inputs } = comparison;
         let mut seen = self.seen();
-        let times = seen.get(&entry.container_id).filter(|known| known.annotation == annotation);
-        let times = times.map_or(0, |known| known.times + 1);
-        let settled = matches!(verdict, Verdict::Same | Verdict::Impossible(_));
-        let known = Seen { annotation, settled, compared: Instant::now(), times };
+        let known = seen.get(&entry.container_id).filter(|known| known.annotation == annotation);
+        let times = known.map_or(0, |known| known.times + 1);
+        let said = known.map_or(&[][..], |known| &known.refused);
+        for fault in refused.iter().filter(|fault| !said.contains(fault)) {
+            planner.events.refused_network(&entry.plan.pod, fault);
+        }
+        let settled = refused.is_empty() && matches!(verdict, Verdict::Same | Verdict::Impossible(_));
+        let known = Seen { annotation, settled, compared: Instant::now(), times, refused, inputs };
         seen.insert(entry.container_id.clone(), known);
         match verdict {
             Verdict::Change(task) => return Some(task),
@@ -157,7 +179,8 @@ fn sized(verdict: Verdict) -> (Verdict, usize) {
     }
 }
 
-async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict {
+/// Compares a sandbox with its pod's annotation. Also returns why selected networks cannot be planned.
+async fn compare(planner: &Planner, node: &NodeInput, entry: &Entry) -> (Verdict, Vec<Fault>) {
     let request = PlanRequest {
         pod: entry.plan.pod.clone(),
         container: entry.container_id.clone(),
@@ -167,21 +190,25 @@ async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict 
         trace_parent: String::new(),
         purpose: Purpose::Attach,
     };
-    let plan = match planner.plan(&request, &entry.held()).await {
-        Ok(plan) => plan,
-        Err(Error { code: code::TRY_AGAIN_LATER, .. }) => return Verdict::Later,
+    let (plan, is_known) = match planner.possible_plan(&request, &entry.held()).await {
+        Ok(planned) => planned,
+        Err(Error { code: code::TRY_AGAIN_LATER, .. }) => return (Verdict::Later, Vec::new()),
         // The planner has sent an Event with the reason.
-        Err(_) => return Verdict::Impossible(None),
+        Err(_) => return (Verdict::Impossible(None), Vec::new()),
     };
     if let Some(warning) = plan.warnings.iter().find(|warning| warning.event == Reason::AnnotationIgnored) {
         let why = format!("nothing is changed: {}", warning.fault);
-        return Verdict::Impossible(Some(("ReadAnnotation", why)));
+        return (Verdict::Impossible(Some(("ReadAnnotation", why))), Vec::new());
     }
-    match change::between(entry, &plan) {
+    let refused: Vec<Fault> = plan.refused.iter().map(|refused| refused.fault.clone()).collect();
+    let verdict = match change::between(entry, &plan) {
+        // A definition that could not be read may exist: that is no reason for an Event.
+        Ok(None) if !is_known => return (Verdict::Later, Vec::new()),
         Ok(None) => Verdict::Same,
         Ok(Some(_)) => Verdict::Change(Task::Change { plan: Box::new(plan) }),
         Err(error) => Verdict::Impossible(Some(("PlanChange", error.to_string()))),
-    }
+    };
+    (verdict, if is_known { refused } else { Vec::new() })
 }
 
 #[cfg(test)]

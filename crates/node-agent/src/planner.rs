@@ -29,6 +29,7 @@ use npwg::pod_policies;
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
 use rpc::plan::{PlanRequest, Purpose};
+use tokio::sync::watch;
 use tokio::time::{timeout, timeout_at};
 use tracing::{debug, warn};
 
@@ -114,6 +115,34 @@ impl Planner {
     /// # Errors
     /// 3 the pod is unknown · 7 the plan is refused · 11 an input of the plan is not available yet.
     pub(crate) async fn plan(&self, request: &PlanRequest, held: &[Held]) -> Result<Plan, Error> {
+        Ok(self.plan_by(plan::plan, request, held).await?.0)
+    }
+
+    /// Returns the plan of a running pod with every network that can be attached ([`plan::possible`]), and whether all
+    /// definitions could be read: otherwise a refused network may exist.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub(crate) async fn possible_plan(
+        &self,
+        request: &PlanRequest,
+        held: &[Held],
+    ) -> Result<(Plan, bool), Error> {
+        self.plan_by(plan::possible, request, held).await
+    }
+
+    /// Returns a number that grows whenever a network may become possible: a definition or a namespace has changed.
+    pub(crate) fn inputs(&self) -> u64 {
+        let count = |changes: watch::Receiver<u64>| *changes.borrow();
+        count(self.definitions.changes()) + count(self.namespaces.changes())
+    }
+
+    async fn plan_by(
+        &self,
+        plan: impl Fn(&Request<'_>) -> Result<Plan, Refusal>,
+        request: &PlanRequest,
+        held: &[Held],
+    ) -> Result<(Plan, bool), Error> {
         let node = request.node.configuration()?;
         let latest = tokio::time::Instant::now() + SYNC_MAX;
         let pod = self.pod(&node, &request.pod, latest).await?;
@@ -142,7 +171,7 @@ impl Planner {
                 access: &access,
                 held,
             };
-            plan::plan(&request)
+            plan(&request)
         };
         let mut plan = planned.map_err(|refusal| {
             if unavailable.is_empty() && request.purpose == Purpose::Attach {
@@ -153,7 +182,7 @@ impl Planner {
         self.add_policies(&mut plan, &pod, &node, request.purpose, latest).await?;
         let wanted = neutron_ports::wanted(&plan, &neutron, held)?;
         self.ports(&pod, &mut plan, &wanted).await?;
-        Ok(plan)
+        Ok((plan, unavailable.is_empty()))
     }
 
     /// Adds the network policies to a plan. Agent and configuration of the node must agree that they are enforced: otherwise

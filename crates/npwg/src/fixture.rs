@@ -11,7 +11,7 @@ use crate::configuration::{Flavour, NodeConfiguration};
 use crate::definition::{Disk, Form, OnDisk};
 use crate::device::{Device, Devices};
 use crate::metadata::{Definition, NetworkReference, Pod, RESOURCE_NAME, SpecConfig};
-use crate::plan::{Access, Held, Plan, Request, Sandbox, plan};
+use crate::plan::{Access, Held, Plan, Request, Sandbox, plan, possible};
 use crate::refusal::{Fault, Refusal};
 use crate::selection::Annotation;
 
@@ -137,6 +137,15 @@ impl World {
 
     /// Returns the plan or the refusal.
     pub fn try_plan(&self) -> Result<Plan, Refusal> {
+        self.plan_by(plan)
+    }
+
+    /// Returns the plan of what is possible.
+    pub fn possible(&self) -> Plan {
+        self.plan_by(possible).unwrap()
+    }
+
+    fn plan_by(&self, plan: impl Fn(&Request<'_>) -> Result<Plan, Refusal>) -> Result<Plan, Refusal> {
         let sandbox = Sandbox {
             container: ContainerId::new("c1").unwrap(),
             ifname: IfName::new(&self.ifname).unwrap(),

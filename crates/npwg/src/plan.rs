@@ -34,6 +34,7 @@ use crate::refusal::{Fault, Refusal, Warning, clip};
 use crate::request::DefaultRoute;
 use crate::rule::Rule;
 use crate::selection::Element;
+use networks::Collected;
 
 pub use crate::metadata::PodIdentity;
 pub use access::Access;
@@ -63,9 +64,22 @@ pub struct Plan {
     pub delegates: Vec<Delegate>,
     /// Warnings, which become Events.
     pub warnings: Vec<Warning>,
+    /// Selected networks that [`possible`] leaves out. A plan of [`plan`] has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedNetwork>,
     /// Metadata for the planner; the program that executes the plan only keeps it.
     #[serde(default, skip_serializing_if = "Object::is_empty")]
     pub note: Object,
+}
+
+/// Selected network that cannot be attached now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedNetwork {
+    /// Name of the network in the status.
+    pub network: String,
+    /// Reason.
+    pub fault: Fault,
 }
 
 /// Network that a pod is attached to: the unit of ADD, CHECK and DEL.
@@ -227,6 +241,22 @@ pub struct Sandbox {
 /// The first refusal: an attachment that is impossible as requested, or an invalid annotation if the node's configuration
 /// says so. Otherwise an invalid annotation is ignored, and the plan has a warning.
 pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
+    let plan = possible(request)?;
+    match plan.refused.into_iter().next() {
+        Some(RefusedNetwork { network: _, fault }) => Err(Refusal::failed(fault)),
+        None => Ok(Plan { refused: Vec::new(), ..plan }),
+    }
+}
+
+/// Plans the networks of a running pod (hot-plug): as [`plan`], but a selected network that cannot be attached does not stop
+/// the others. The plan names it in [`Plan::refused`].
+///
+/// Interface names are generated as if every network could be attached, so that a network which is attached later gets the
+/// name that an ADD of the whole selection would give it.
+///
+/// # Errors
+/// As [`plan`], for a refusal that concerns more than one selected network.
+pub fn possible(request: &Request<'_>) -> Result<Plan, Refusal> {
     let Pod { namespace, name, uid, host_network, .. } = request.pod;
     if *host_network {
         let fault = Fault::new(
@@ -237,25 +267,36 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
         return Err(Refusal::failed(fault.cure("no networks can be attached to it")));
     }
     let mut warnings = request.node.warnings.clone();
-    let drafts = networks::collect(request, &mut warnings)?;
-    let names = interface::assign(&request.sandbox.ifname, &drafts, request.held)?;
+    let Collected { drafts, mut refused, reserved, count } = networks::collect(request, &mut warnings)?;
+    let names = interface::assign(&request.sandbox.ifname, &drafts, request.held, (&reserved, count))?;
     let held: Vec<Option<&str>> = drafts
         .iter()
         .zip(&names)
         .map(|(draft, (ifname, _))| held_device(request.held, draft, ifname))
         .collect();
     let mut allocator = devices::DeviceAllocator::new(request.devices, drafts.iter().zip(&held));
-    let mut delegates = Vec::with_capacity(drafts.len());
+    let (mut delegates, mut planned) = (Vec::with_capacity(drafts.len()), Vec::with_capacity(drafts.len()));
     let mut room = CONFIGURATIONS_MAX;
-    for ((draft, (ifname, because)), held) in drafts.iter().zip(names).zip(held) {
-        let device = allocator.take(draft, held)?;
-        let mut delegate = delegate(request, draft, &ifname, device.as_ref(), &mut warnings)?;
+    for ((draft, (ifname, because)), held) in drafts.into_iter().zip(names).zip(held) {
+        let warned = warnings.len();
+        let made = allocator
+            .take(&draft, held)
+            .and_then(|device| delegate(request, &draft, &ifname, device.as_ref(), &mut warnings));
+        let mut delegate = match made {
+            Ok(delegate) => delegate,
+            Err(refusal) => {
+                warnings.truncate(warned);
+                refused.push(draft.refused(refusal)?);
+                continue;
+            }
+        };
         delegate.because.insert(1, because);
         room = room.checked_sub(delegate.config.len()).ok_or_else(|| too_large(&draft.subject))?;
         delegates.push(delegate);
+        planned.push(draft);
     }
-    let asked: Vec<&DefaultRoute> = drafts.iter().map(networks::Draft::default_route).collect();
-    for (delegate, action) in delegates.iter_mut().zip(route::actions(&asked, &drafts)?) {
+    let asked: Vec<&DefaultRoute> = planned.iter().map(networks::Draft::default_route).collect();
+    for (delegate, action) in delegates.iter_mut().zip(route::actions(&asked, &planned)?) {
         delegate.because.extend(action.reason());
         delegate.default_route = action;
     }
@@ -266,6 +307,7 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
         status: request.node.status,
         delegates,
         warnings,
+        refused,
         note: Object::default(),
     })
 }

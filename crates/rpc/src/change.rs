@@ -3,7 +3,9 @@
 //! - Only networks that the pod selects change; the default network and those of every pod are kept.
 //! - An attachment is kept if network, interface and requests are the same. An edited definition or another order of
 //!   devices changes no running pod.
-//! - The default route of a running pod does not move.
+//! - The default route of a running pod does not move: such a network is not added or removed, and the others are.
+//! - An attachment is kept if its network cannot be planned now ([`Plan::refused`]), for example because its definition is
+//!   deleted. A wrong or missing object never removes a network of a running pod.
 //! - A removed attachment remains at the end of the plan until it is detached, so that a DEL finds it
 //!   (`docs/design/journal.md`, hot-plug).
 //!
@@ -23,6 +25,8 @@ pub struct Change {
     pub entry: Entry,
     /// Number of delegates to keep or add; the delegates after them are removed.
     pub wanted: usize,
+    /// Networks that neither are added nor removed, each with the reason.
+    pub refused: Vec<Error>,
 }
 
 impl Change {
@@ -41,7 +45,7 @@ impl Change {
 /// Returns the change from the sandbox of `entry` to `plan`, or `None` if there is no difference.
 ///
 /// # Errors
-/// Code 7: the default route would change. Code 4: the plan belongs to another sandbox.
+/// Code 7: the only difference is a default route that would change. Code 4: the plan belongs to another sandbox.
 pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     let old = &entry.plan;
     if (&old.container, &old.pod.uid) != (&plan.container, &plan.pod.uid) {
@@ -52,30 +56,58 @@ pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     // Networks that the pod does not select never change.
     let owned = |(delegate, attachment): (&Delegate, &Attachment)| (delegate.clone(), attachment.clone());
     let mut wanted: Vec<(Delegate, Attachment)> = others.into_iter().map(owned).collect();
+    let mut refused = Vec::new();
     for delegate in plan.selected() {
         let same = |(known, attachment): &(&Delegate, &Attachment)| {
             attachment.state == State::Attached && is_same(known, delegate)
         };
         match left.iter().position(same) {
             Some(place) => wanted.push(owned(left.remove(place))),
-            None => {
-                refuse_default_route(delegate)?;
-                wanted.push((delegate.clone(), Attachment::default()));
-            }
+            None => match refuse_default_route(delegate) {
+                Ok(()) => wanted.push((delegate.clone(), Attachment::default())),
+                Err(error) => refused.push(error),
+            },
         }
     }
     left.retain(|(_, attachment)| attachment.state != State::Detached);
-    left.iter().try_for_each(|(delegate, _)| refuse_default_route(delegate))?;
-    let is_whole = wanted.iter().all(|(_, attachment)| attachment.state == State::Attached);
+    let is_attached = |attachment: &Attachment| attachment.state == State::Attached;
+    let is_kept = |(delegate, attachment): &(&Delegate, &Attachment)| {
+        let is_unknown = plan.refused.iter().any(|refused| refused.network == delegate.network);
+        let moves_route = refuse_default_route(delegate);
+        refused.extend(moves_route.clone().err());
+        is_attached(attachment) && (is_unknown || moves_route.is_err())
+    };
+    let (kept, left): (Vec<_>, Vec<_>) = left.into_iter().partition(is_kept);
+    wanted.extend(kept.into_iter().map(owned));
+    let is_whole = wanted.iter().all(|(_, attachment)| is_attached(attachment));
     if left.is_empty() && is_whole && !entry.changing {
-        return Ok(None);
+        return refused.into_iter().next().map_or(Ok(None), Err);
     }
     let count = wanted.len();
     wanted.extend(left.into_iter().map(owned));
     let mut changed = Entry { complete: false, changing: true, ..entry.clone() };
     (changed.plan.delegates, changed.attachments) = wanted.into_iter().unzip();
+    let is_added = |place: usize| changed.attachments[place].state == State::Planned;
+    let sources: Vec<&Plan> =
+        (0..changed.plan.delegates.len()).map(|place| if is_added(place) { plan } else { old }).collect();
+    yield_to_the_same(&mut changed.plan.delegates, &sources);
     changed.plan.warnings.clone_from(&plan.warnings);
-    Ok(Some(Change { entry: changed, wanted: count }))
+    Ok(Some(Change { entry: changed, wanted: count, refused }))
+}
+
+/// Corrects the indices of the networks that hold the default route: `sources` are the plans that the delegates come from.
+/// Where the holder is not among the delegates, the routes stay as the plugins make them.
+fn yield_to_the_same(delegates: &mut [Delegate], sources: &[&Plan]) {
+    let names: Vec<_> = delegates.iter().map(|held| (held.network.clone(), held.ifname.clone())).collect();
+    for (delegate, source) in delegates.iter_mut().zip(sources) {
+        let DefaultRouteAction::Yield { to, families } = delegate.default_route else { continue };
+        let holder = source.delegates.get(to);
+        let place = holder.and_then(|holder| {
+            names.iter().position(|(network, ifname)| *network == holder.network && *ifname == holder.ifname)
+        });
+        delegate.default_route =
+            place.map_or(DefaultRouteAction::Untouched, |to| DefaultRouteAction::Yield { to, families });
+    }
 }
 
 /// Whether the attachments are the same: the pod's requests are equal. The form in which they reach the plugins is not

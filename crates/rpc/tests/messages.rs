@@ -115,6 +115,7 @@ fn plan() -> impl Strategy<Value = Plan> {
         status: StatusStyle { addresses: StatusAddresses::Bare, keys: StatusKeys::Standard },
         delegates,
         warnings: Vec::new(),
+        refused: Vec::new(),
         note: Object::default(),
     })
 }

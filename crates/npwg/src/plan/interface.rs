@@ -18,11 +18,13 @@ use crate::rule::Rule;
 /// Interface that every network namespace has.
 const LOOPBACK: &str = "lo";
 
-/// Returns a name and its reason for each draft, in order; `first` is the name that the runtime requests.
+/// Returns a name and its reason for each draft, in order; `first` is the name that the runtime requests. Of networks that
+/// cannot be attached, the names that they request stay free; `count` is the number of all networks.
 pub(super) fn assign(
     first: &IfName,
     drafts: &[Draft],
     held: &[Held],
+    (reserved, count): (&[IfName], usize),
 ) -> Result<Vec<(IfName, Decision)>, Refusal> {
     let mut taken: BTreeSet<String> = BTreeSet::from([LOOPBACK.to_owned()]);
     for (index, draft) in drafts.iter().enumerate() {
@@ -47,8 +49,9 @@ pub(super) fn assign(
         let fault = fault.showing(&format!("{:?}", name.as_str()));
         return Err(Refusal::failed(fault.cure("choose another name, or leave it out")));
     }
+    taken.extend(reserved.iter().map(ToString::to_string));
     let kept = keep(drafts, held, &mut taken);
-    let mut next = drafts.len();
+    let mut next = count;
     let mut names = Vec::with_capacity(drafts.len());
     for (index, draft) in drafts.iter().enumerate() {
         let asked = draft.element().and_then(|element| element.interface.clone());
@@ -58,7 +61,7 @@ pub(super) fn assign(
             None if let Some(name) = &kept[index] => {
                 (name.clone(), "kept from the existing attachment".to_owned())
             }
-            None => generate(index, &mut next, &mut taken)?,
+            None => generate(draft.index, &mut next, &mut taken)?,
         };
         let decision = Decision::new("interface", &name, why);
         names.push((name, decision));

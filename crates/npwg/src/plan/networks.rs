@@ -9,9 +9,12 @@
 
 use std::collections::BTreeSet;
 
+use cni::name::IfName;
 use cni::network::Network;
 
-use super::{CONFIGURATIONS_MAX, Decision, Request, Role, access, reference_fault, too_large};
+use super::{
+    CONFIGURATIONS_MAX, Decision, RefusedNetwork, Request, Role, access, reference_fault, too_large,
+};
 use crate::configuration::{DefaultNetwork, InvalidAnnotation, NodeConfiguration, Place};
 use crate::definition::{self, OnDisk, Origin, Resolved};
 use crate::metadata::{Definition, NetworkReference, Pod};
@@ -20,12 +23,26 @@ use crate::request::DefaultRoute;
 use crate::rule::Rule;
 use crate::selection::{Annotation, Element, Reading};
 
+/// Networks of a pod.
+pub(super) struct Collected {
+    /// The networks that can be attached as far as their definitions show, in order.
+    pub(super) drafts: Vec<Draft>,
+    /// Selected networks that cannot be attached.
+    pub(super) refused: Vec<RefusedNetwork>,
+    /// Interface names that these request.
+    pub(super) reserved: Vec<IfName>,
+    /// Number of all networks.
+    pub(super) count: usize,
+}
+
 /// Chosen network, before interface name, device and requests are decided.
 pub(super) struct Draft {
     /// Name in the status.
     pub(super) label: String,
     /// Reason why it is attached.
     pub(super) role: Role,
+    /// Index among all networks of the pod, also those that cannot be attached.
+    pub(super) index: usize,
     /// Plugins.
     pub(super) network: Network,
     /// Name in messages.
@@ -56,6 +73,19 @@ impl Draft {
     /// Returns the element, if a pod selects the network.
     pub(super) fn element(&self) -> Option<&Element> {
         self.asked.as_ref().map(|asked| &asked.element)
+    }
+
+    /// Returns the draft as a network that cannot be attached.
+    ///
+    /// # Errors
+    /// The refusal itself, unless only this network, which the pod selects, is concerned.
+    pub(super) fn refused(&self, refusal: Refusal) -> Result<RefusedNetwork, Refusal> {
+        match refusal {
+            Refusal::AttachmentFailed(fault) if self.role == Role::Selected => {
+                Ok(RefusedNetwork { network: self.label.clone(), fault: *fault })
+            }
+            refusal => Err(refusal),
+        }
     }
 
     pub(super) fn default_route(&self) -> &DefaultRoute {
@@ -105,7 +135,7 @@ fn home<'a>(annotation: Annotation, pod: &'a Pod, node: &'a NodeConfiguration) -
 }
 
 /// Returns every network of the pod, in order.
-pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Result<Vec<Draft>, Refusal> {
+pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Result<Collected, Refusal> {
     let node = request.node;
     let mut chosen = selected(request, Annotation::DefaultNetwork, warnings)?.into_iter();
     let selection = selected(request, Annotation::Networks, warnings)?;
@@ -127,15 +157,34 @@ pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Res
             drafts.push(named(request, place, Role::Every, &format!("defaultNetworks[{index}]"))?);
         }
     }
+    let (mut refused, mut reserved) = (Vec::new(), Vec::new());
     // The size is checked after each selected network, so that a pod cannot accumulate configurations beyond the limit.
     let mut room = CONFIGURATIONS_MAX;
-    for element in selection {
-        let draft = of_element(request, Annotation::Networks, element)?;
-        room = room.checked_sub(draft.network.bytes().len()).ok_or_else(|| too_large(&draft.subject))?;
-        drafts.push(draft);
+    let mut count = drafts.len();
+    for (index, draft) in drafts.iter_mut().enumerate() {
+        draft.index = index;
     }
-    drafts.extend(auxiliary(request)?);
-    Ok(drafts)
+    for element in selection {
+        let (network, interface) = (element.network.to_string(), element.interface.clone());
+        match of_element(request, Annotation::Networks, element) {
+            Ok(draft) => {
+                let left = room.checked_sub(draft.network.bytes().len());
+                room = left.ok_or_else(|| too_large(&draft.subject))?;
+                drafts.push(Draft { index: count, ..draft });
+            }
+            Err(Refusal::AttachmentFailed(fault)) => {
+                refused.push(RefusedNetwork { network, fault: *fault });
+                reserved.extend(interface);
+            }
+            Err(refusal) => return Err(refusal),
+        }
+        count += 1;
+    }
+    if let Some(draft) = auxiliary(request)? {
+        drafts.push(Draft { index: count, ..draft });
+        count += 1;
+    }
+    Ok(Collected { drafts, refused, reserved, count })
 }
 
 /// Returns the elements of an annotation; none if it is absent, or invalid and ignored.
@@ -179,6 +228,7 @@ fn of_element(request: &Request<'_>, annotation: Annotation, element: Element) -
     };
     let asked = Asked { annotation, element };
     Ok(Draft {
+        index: 0,
         label: network.to_string(),
         role,
         subject: definition::subject(&network),
@@ -260,6 +310,7 @@ fn written(network: &Network, role: Role, index: usize) -> Result<Draft, Refusal
     let named_by = format!("delegates[{index}]");
     definition::refuse_meta_plugin(network, &named_by)?;
     Ok(Draft {
+        index: 0,
         label: network.name.to_string(),
         role,
         network: network.clone(),
@@ -280,6 +331,7 @@ fn named(request: &Request<'_>, place: &Place, role: Role, key: &str) -> Result<
             if let Some(definition) = request.definitions.find(&reference) {
                 let resolved = definition::resolve(definition, request.disk, &request.node.conf_dir)?;
                 return Ok(Draft {
+                    index: 0,
                     label: reference.to_string(),
                     role,
                     subject: definition::subject(&reference),
@@ -298,6 +350,7 @@ fn named(request: &Request<'_>, place: &Place, role: Role, key: &str) -> Result<
     };
     definition::refuse_meta_plugin(network, path)?;
     Ok(Draft {
+        index: 0,
         label: network.name.to_string(),
         role,
         network: network.clone(),
@@ -355,6 +408,7 @@ fn auxiliary(request: &Request<'_>) -> Result<Option<Draft>, Refusal> {
     }
     definition::refuse_meta_plugin(&network, key)?;
     Ok(Some(Draft {
+        index: 0,
         label: network.name.to_string(),
         role: Role::Every,
         network,

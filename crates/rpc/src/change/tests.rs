@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use super::*;
 use crate::journal;
 use npwg::fixture::World;
+use npwg::metadata::NetworkReference;
 
 /// Returns the entry of a sandbox that is attached according to the plan.
 fn attached(plan: &Plan) -> Entry {
@@ -217,6 +218,49 @@ fn hot_plug_cannot_move_the_default_route() {
     assert!(error.msg.contains("home/capable on net2") && !error.details.is_empty(), "{error:?}");
     let holder = attached(&World::new().networks(asks).plan());
     assert!(between(&holder, &replanned(&holder, "plain")).is_err());
+}
+
+#[test]
+fn hot_plug_default_route_of_one_network_does_not_stop_the_others() {
+    let entry = attached(&World::new().networks("plain").plan());
+    let asks = r#"[{"name":"capable","default-route":["10.0.0.1"]},{"name":"plain"},{"name":"device"}]"#;
+    let change = between(&entry, &replanned(&entry, asks)).unwrap().unwrap();
+    let planned: Vec<&str> = change.entry.plan.delegates.iter().map(|held| held.network.as_str()).collect();
+    assert_eq!((planned, change.added()), (vec!["base", "home/plain", "home/device"], vec![2]));
+    assert!(
+        change.refused.len() == 1 && change.refused[0].msg.contains("home/capable"),
+        "{:?}",
+        change.refused
+    );
+    // No network yields its default route to one that is not there.
+    let yields = |held: &Delegate| matches!(held.default_route, DefaultRouteAction::Yield { .. });
+    assert!(!change.entry.plan.delegates.iter().any(yields));
+}
+
+#[test]
+fn hot_plug_network_that_cannot_be_planned_is_kept_and_stops_no_other() {
+    let entry = attached(&World::new().networks("plain,capable").plan());
+    let mut world = World::new().networks("gone,capable,device");
+    world.held = entry.held();
+    // A missing network of the selection: the others have the names that an ADD would give them.
+    let plan = world.possible();
+    let names: Vec<(&str, &str)> =
+        plan.delegates.iter().map(|held| (held.network.as_str(), held.ifname.as_str())).collect();
+    assert_eq!(names, [("base", "eth0"), ("home/capable", "net2"), ("home/device", "net3")]);
+    assert_eq!(
+        plan.refused.iter().map(|refused| refused.network.as_str()).collect::<Vec<_>>(),
+        ["home/gone"]
+    );
+    let change = between(&entry, &plan).unwrap().unwrap();
+    assert_eq!((change.added().len(), change.removed().len()), (1, 1), "plain is not selected any more");
+    // Its definition is deleted while the pod runs: it stays, whatever else changes.
+    let mut world = World::new().networks("plain,device");
+    world.held = entry.held();
+    world.definitions.remove(&NetworkReference::new("home", "plain"));
+    let change = between(&entry, &world.possible()).unwrap().unwrap();
+    let there: Vec<&str> = change.entry.plan.delegates.iter().map(|held| held.network.as_str()).collect();
+    assert_eq!(there, ["base", "home/device", "home/plain", "home/capable"]);
+    assert_eq!((change.added(), change.removed()), (vec![1], vec![3]));
 }
 
 #[test]

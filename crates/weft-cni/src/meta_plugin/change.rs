@@ -5,7 +5,7 @@
 //! - Unchanged networks are not touched, and a failure of one network does not stop the others.
 //! - Once a change has run for `delegateTimeout`, it starts no further network. A later task does the remaining ones.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use cni::network::Network;
@@ -44,8 +44,14 @@ pub(super) fn change(
     let mut changed = Changed::default();
     let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
     let (added, removed) = (change.added(), change.removed());
-    let Change { mut entry, wanted } = change;
-    attach::assign_programs(invoker, &mut entry, added.iter().copied())?;
+    let Change { mut entry, wanted, refused } = change;
+    changed.errors.extend(refused);
+    // Networks with a plugin that the node lacks stop no other.
+    let mut missing: BTreeMap<usize, Error> = BTreeMap::new();
+    for place in &added {
+        let assigned = attach::assign_programs(invoker, &mut entry, [*place]);
+        missing.extend(assigned.err().map(|error| (*place, error)));
+    }
     // A link that was seen leaves the entry, so that a change that is interrupted after its removal can continue.
     let links = removed.iter().map(|place| take_link(&mut entry, *place)).collect::<Result<Vec<_>, _>>()?;
     enforcement::assign(journal.directory(), invoker, &mut entry)?;
@@ -74,12 +80,12 @@ pub(super) fn change(
     }
     for place in added {
         let ifname = &entry.plan.delegates[place].ifname;
-        let may = match taken.contains(ifname) {
-            true => Err(Error::new(
-                code::TRY_AGAIN_LATER,
-                "the interface of an earlier attachment is not removed",
-            )),
-            false => within(began, timeout),
+        let may = if let Some(error) = missing.remove(&place) {
+            Err(error)
+        } else if taken.contains(ifname) {
+            Err(Error::new(code::TRY_AGAIN_LATER, "the interface of an earlier attachment is not removed"))
+        } else {
+            within(began, timeout)
         };
         add(invoker, &mut entry, place, &mut changed, may);
         journal.update(&entry)?;

@@ -152,6 +152,7 @@ fn entry(
         container: container.clone(),
         status: configuration.style,
         delegates,
+        refused: Vec::new(),
         warnings: Vec::new(),
         note: cni::object::Object::default(),
     };
