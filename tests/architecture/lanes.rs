@@ -61,3 +61,22 @@ fn priorities_of_the_lanes_name_existing_tests() {
     }
     assert!(count > 10, "{count} names");
 }
+
+#[test]
+fn list_for_the_oldest_kubernetes_names_existing_tests() {
+    let list = std::fs::read_to_string(workspace().join("lanes/kube/oldest")).expect("the list");
+    let functions = functions();
+    let lines = list.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let mut count = 0;
+    for line in lines {
+        count += 1;
+        let Some((lane, name)) = line.split_once(' ') else { panic!("{line}: not a lane and a name") };
+        assert!(["kube", "node"].contains(&lane), "{line}: no such lane of Kubernetes");
+        let exists = match name.strip_suffix("::") {
+            Some(module) => workspace().join("tests").join(lane).join(format!("{module}.rs")).exists(),
+            None => functions.contains(name),
+        };
+        assert!(exists, "{line}: tests/{lane} has no such test or module");
+    }
+    assert!(count > 10, "{count} names");
+}

@@ -10,6 +10,7 @@ mod crates;
 mod cycles;
 mod documents;
 mod files;
+mod interrupted_run;
 mod lanes;
 mod language;
 mod modules;
