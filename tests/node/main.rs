@@ -4,6 +4,7 @@
 
 #![cfg(test)]
 
+mod container_restarts;
 mod cri_proxy;
 mod deployment;
 mod devices;

@@ -26,6 +26,8 @@ const CONFIGURATION: &str = "/etc/weft-test/containerd.toml";
 pub const NETWORKS: &str = "/etc/cni/net.d";
 /// Pause container image.
 pub const PAUSE: &str = "weft.test/pause:1";
+/// Minor version of the first Kubernetes whose kubelet refuses containerd 1.x.
+const KUBELET_OF_TWO: u32 = 36;
 
 /// Machine on which containerd runs.
 #[derive(Debug)]
@@ -60,14 +62,19 @@ impl Containerd {
         Containerd::released(host, "node", directory, release)
     }
 
-    /// Starts containerd on a host that gets this host name.
+    /// Starts containerd on a host that gets this host name, for the kubelet of Kubernetes 1.`minor`; `None`, and the test
+    /// is skipped, if the lane was not prepared.
     ///
     /// # Panics
     /// containerd does not start.
     #[must_use]
     #[track_caller]
-    pub fn named(host: Host, name: &str) -> Option<Containerd> {
-        let release = Release::chosen(&parts("containerd")?);
+    pub fn for_kubelet(host: Host, name: &str, minor: u32) -> Option<Containerd> {
+        let parts = parts("containerd")?;
+        let release = match minor < KUBELET_OF_TWO {
+            true => Release::chosen(&parts),
+            false => Release::newest(&parts)?,
+        };
         Containerd::released(host, name, NETWORKS, release)
     }
 

@@ -7,7 +7,7 @@
 //! Source: kube-apiserver(8) of 1.20 and 1.36.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
@@ -90,6 +90,22 @@ pub enum Accounts {
     Required,
     /// No controller creates accounts.
     Absent,
+}
+
+/// Returns the minor version of Kubernetes: 20 for 1.20; `None`, and the test is skipped, if the lane was not prepared.
+///
+/// # Panics
+/// If `lanes/kube/prepare` wrote no version.
+#[must_use]
+#[track_caller]
+pub fn minor() -> Option<u32> {
+    Some(minor_of(&parts("kube")?))
+}
+
+#[track_caller]
+fn minor_of(parts: &Path) -> u32 {
+    let version = fs::read_to_string(parts.join("version")).expect("the version that `prepare` wrote");
+    version.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("Kubernetes v1.MINOR.PATCH")
 }
 
 /// Kubernetes API server with etcd.
@@ -308,9 +324,7 @@ impl Kube {
     #[must_use]
     #[track_caller]
     pub fn minor(&self) -> u32 {
-        let version =
-            fs::read_to_string(self.parts.join("version")).expect("the version that `prepare` wrote");
-        version.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("Kubernetes v1.MINOR.PATCH")
+        minor_of(&self.parts)
     }
 
     /// Returns the path of a certificate or key.

@@ -12,6 +12,8 @@
 //! - There is no kube-proxy and no DNS. The only Service is `kubernetes`; one rule lets pods reach the API server.
 //! - The API server can also be reached at port 6443 on the second node, because the test forwards those connections.
 //!
+//! - The kubelet of a Kubernetes that needs containerd 2 gets it, whatever release the other lanes use.
+//!
 //! Source: kubelet 1.20 and 1.36 `cmd/kubelet/app/server.go`; kube-controller-manager(8), kube-scheduler(8).
 
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use serde_json::{Value, json};
 use testkit::{Finished, Host, Pod};
 
 use crate::containerd::{self, Containerd, NETWORKS};
-use crate::kube::{Accounts, Kube};
+use crate::kube::{self, Accounts, Kube};
 use crate::links;
 use crate::machine::{CONFIGURATIONS, Machine};
 use crate::parts::{parts, text};
@@ -130,7 +132,7 @@ impl Node {
         host.run(["rm", "-f", "/etc/resolv.conf", "/etc/hosts"]);
         host.write("/etc/resolv.conf", "");
         host.write("/etc/hosts", format!("127.0.0.1 localhost\n{address} {name}\n"));
-        let containerd = Containerd::named(host, name)?;
+        let containerd = Containerd::for_kubelet(host, name, kube::minor()?)?;
         containerd.import(text(&images.join("busybox.tar")));
         Some(containerd)
     }
