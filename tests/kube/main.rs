@@ -27,6 +27,7 @@ mod network_policy_agent;
 mod network_policy_controller;
 mod network_test;
 mod page;
+mod requested_apis;
 mod scale;
 mod scraping;
 mod services;

@@ -32,6 +32,11 @@ struct Cluster {
 
 impl Cluster {
     fn new(host: Host) -> Option<Cluster> {
+        Cluster::with(host, &[])
+    }
+
+    /// Starts the API server with further arguments.
+    fn with(host: Host, further: &[&str]) -> Option<Cluster> {
         let machine = Arc::new(Machine::new(host, "control"));
         machine.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"]);
         let kube = Kube::prepare(Arc::clone(&machine), Accounts::Absent)?;
@@ -42,8 +47,9 @@ impl Cluster {
         ] });
         machine.write(POLICY, policy.to_string());
         kube.launch_etcd();
-        let words = [format!("--audit-policy-file={POLICY}"), format!("--audit-log-path={AUDIT}")];
-        kube.launch_server_with(&words.each_ref().map(String::as_str));
+        let audit = [format!("--audit-policy-file={POLICY}"), format!("--audit-log-path={AUDIT}")];
+        let words: Vec<&str> = audit.iter().map(String::as_str).chain(further.iter().copied()).collect();
+        kube.launch_server_with(&words);
         kube.wait();
         kube.apply(&files(&["deploy/services/rbac.yaml"]));
         let account = kube.service_account("kube-system", "weft-controller-services");
@@ -125,11 +131,50 @@ impl Cluster {
         ours.map(|event| (text(&event["sourceIPs"][0]), text(&event["objectRef"]["name"]))).collect()
     }
 
+    /// Occupies the server's slots for requests of ordinary accounts with requests whose bodies never end.
+    fn flood(&self) {
+        self.kube.kubectl("create clusterrole flood --verb create --resource configmaps".split(' '));
+        let bind = "create clusterrolebinding flood --clusterrole flood --serviceaccount default:flood";
+        self.kube.kubectl(bind.split(' '));
+        self.kube.service_account("default", "flood");
+        let script = format!(
+            "mkfifo /run/hold && exec 3<>/run/hold
+            for number in $(seq {FLOOD}); do
+                while :; do
+                    curl -s -o /dev/null --cacert \"$1\" -H \"Authorization: Bearer $2\" \
+                        -H 'Content-Type: application/json' -X POST -T - \"$3\" <&3; sleep 0.2
+                done &
+            done; wait"
+        );
+        let url = format!("{}/api/v1/namespaces/default/configmaps", rig::kube::SERVER);
+        let words = [&self.kube.pki("ca.crt"), &self.kube.token("default", "flood"), &url];
+        let line = ["bash", "-c", &script, "bash"].into_iter().chain(words.into_iter().map(String::as_str));
+        self.machine.start("flood", line);
+    }
+
+    /// Sum of a metric of the API server over the lines that contain these labels.
+    fn server_metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let all = self.kube.kubectl(["get", "--raw", "/metrics"]);
+        let lines = all.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+        let lines = lines.filter(|line| labels.iter().all(|label| line.contains(label)));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Holder of the lease and the time of its last renewal.
+    fn lease(&self) -> (String, String) {
+        let lease = self.kube.json(["lease", "-n", "kube-system", "weft-services"]);
+        let text = |name: &str| lease["spec"][name].as_str().unwrap_or_default().to_owned();
+        (text("holderIdentity"), text("renewTime"))
+    }
+
     /// Number of slices that this controller wrote.
     fn count(&self, (_, address, _): (&str, &str, &str)) -> usize {
         self.written().iter().filter(|(by, _)| by == address).count()
     }
 }
+
+/// Requests at a time of [`Cluster::flood`].
+const FLOOD: usize = 40;
 
 fn named(object: &Value) -> &str {
     object["metadata"]["name"].as_str().expect("a name")
@@ -189,4 +234,34 @@ fn leader_election_stalled_leader_begins_no_write() {
         "{}",
         cluster.machine.log(ONE.0)
     );
+}
+
+/// API Priority and Fairness gives leases of accounts in kube-system slots of their own, if a program requests them as the
+/// control plane does. A program with another verb or namespace loses its lease when others flood the server.
+#[test]
+fn leader_election_continues_while_others_flood_the_server() {
+    let few = ["--max-requests-inflight=10", "--max-mutating-requests-inflight=10"];
+    let Some(cluster) = Cluster::with(host!(Feature::Root), &few) else { return };
+    cluster.create(3);
+    cluster.start_both();
+    cluster.flood();
+    let waiting =
+        || cluster.server_metric("apiserver_flowcontrol_current_inqueue_requests", &["\"workload-low\""]);
+    until("requests of ordinary accounts wait", || (waiting() > 0.0).then_some(()));
+    let (leader, mut renewed) = cluster.lease();
+    for renewal in 0..4 {
+        cluster.machine.wait(ONE.0, "renews its lease", || {
+            let (holder, now) = cluster.lease();
+            assert_eq!(holder, leader, "renewal {renewal}");
+            (now != renewed).then(|| renewed = now)
+        });
+    }
+    assert!(waiting() > 0.0, "the flood ended too early");
+    let name = "apiserver_flowcontrol_dispatched_requests_total";
+    let own = cluster.server_metric(name, &["\"leader-election\"", "\"system-leader-election\""]);
+    assert!(own > 0.0, "leases of weft have no slots of their own");
+    // Its other requests have slots of their own, too.
+    cluster.make_ready("False");
+    cluster.machine.wait(ONE.0, "continues to write", || (cluster.listed() == (3, 0)).then_some(()));
+    assert!(cluster.machine.is_running(ONE.0) && cluster.machine.is_running(TWO.0));
 }

@@ -69,7 +69,9 @@ fn restarts(node: &Node) -> Vec<(String, u64)> {
     let pod = node.kube().json(["pod", "-n", "my-namespace", "web"]);
     let of = |kind: &str| pod["status"][kind].as_array().cloned().unwrap_or_default();
     let all = [of("initContainerStatuses"), of("containerStatuses")].concat();
-    all.iter().map(|one| (one["name"].to_string(), one["restartCount"].as_u64().unwrap_or_default())).collect()
+    all.iter()
+        .map(|one| (one["name"].to_string(), one["restartCount"].as_u64().unwrap_or_default()))
+        .collect()
 }
 
 /// Ends a container with this exit code, and waits until those at the positions in `restarted` run again.
@@ -90,7 +92,8 @@ fn end_container(node: &Node, name: &str, code: &str, restarted: &[usize]) {
 fn sidecar_container_has_the_networks_of_its_pod() {
     let mut sidecar = container("sidecar");
     sidecar["restartPolicy"] = "Always".into();
-    let spec = json!({ "initContainers": [sidecar], "containers": [container("main")], "restartPolicy": "Never" });
+    let spec =
+        json!({ "initContainers": [sidecar], "containers": [container("main")], "restartPolicy": "Never" });
     let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade, Feature::GoPlugins);
     let Some(node) = with_pod(host, &spec) else { return };
     let before = attached(&node);
@@ -104,9 +107,7 @@ fn sidecar_container_has_the_networks_of_its_pod() {
 
 #[test]
 fn restart_in_place_keeps_the_networks_of_the_pod() {
-    let rule = |action: &str, code: u32| {
-        json!({ "action": action, "exitCodes": { "operator": "In", "values": [code] } })
-    };
+    let rule = |action: &str, code: u32| json!({ "action": action, "exitCodes": { "operator": "In", "values": [code] } });
     let mut main = container("main");
     main["restartPolicy"] = "Never".into();
     main["restartPolicyRules"] = json!([rule("Restart", 41), rule("RestartAllContainers", 42)]);
