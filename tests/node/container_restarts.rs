@@ -53,7 +53,7 @@ fn with_pod(host: testkit::Host, spec: &Value) -> Option<Node> {
     Some(node)
 }
 
-/// What must not change: the addresses, the journal entry and the network-status.
+/// Addresses, checksum of the journal entry and network-status of the pod. A restart changes none of them.
 #[track_caller]
 fn attached(node: &Node) -> (Vec<(String, String)>, String, Value) {
     let status = node.until("the pod has a network-status", || {
