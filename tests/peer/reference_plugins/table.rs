@@ -207,6 +207,10 @@ pub(crate) const OPTIONS: &[(&str, &str)] = &[
     ("host-local", "subnet ranges rangeStart rangeEnd gateway routes runtimeConfig args"),
 ];
 
+/// Difference of a DEL with nftables where iptables works over nftables.
+const EMPTY_NAT_TABLE: &[Difference] =
+    &[("8 host after DEL", "the Go plugin also runs iptables, which creates an empty table", &[])];
+
 /// Rows of all plugins.
 pub(crate) const ROWS: &[Row] = &[
     row("bridge", r#"{"isGateway":true}"#),
@@ -268,7 +272,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("bridge", r#"{"macspoofchk":false}"#),
     row("bridge", r#"{"macspoofchk":true}"#),
     row("bridge", r#"{"CNI_ARGS":"IgnoreUnknown=1;MAC=02:00:00:00:00:09"}"#),
-    row("bridge", r#"{"ipMasq":true,"ipMasqBackend":"nftables"}"#).newer(),
+    row("bridge", r#"{"ipMasq":true,"ipMasqBackend":"nftables"}"#).newer().but(EMPTY_NAT_TABLE),
     row("bridge", r#"{"ipMasq":true,"ipMasqBackend":"x"}"#).newer(),
     row("bridge", r#"{"vlanTrunk":[{"id":5},{"minID":10,"maxID":12}]}"#).newer(),
     row("bridge", r#"{"vlanTrunk":[{"minID":5}]}"#).newer(),
@@ -345,7 +349,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("vlan", r#"{"dns":{"nameservers":["192.0.2.53"]}}"#),
     row("vlan", r#"{"linkInContainer":true}"#).newer(),
     row("ptp", r#"{"ipMasq":true,"ipMasqBackend":"iptables"}"#),
-    row("ptp", r#"{"ipMasq":true,"ipMasqBackend":"nftables"}"#).newer(),
+    row("ptp", r#"{"ipMasq":true,"ipMasqBackend":"nftables"}"#).newer().but(EMPTY_NAT_TABLE),
     row("ptp", r#"{"mtu":1400}"#),
     row("ptp", r#"{"mtu":"x"}"#),
     row(
