@@ -238,7 +238,7 @@ fn hot_plug_default_route_of_one_network_does_not_stop_the_others() {
 }
 
 #[test]
-fn hot_plug_network_that_cannot_be_planned_is_kept_and_stops_no_other() {
+fn hot_plug_refused_network_is_kept_and_stops_no_other() {
     let entry = attached(&World::new().networks("plain,capable").plan());
     let mut world = World::new().networks("gone,capable,device");
     world.held = entry.held();

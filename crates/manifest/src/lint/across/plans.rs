@@ -1,8 +1,8 @@
 //! Plans of the pods in the files: a request that a definition in another file cannot fulfil is found before the pod starts.
 //!
 //! - A pod is planned if all of its networks are in the files, with a default network as `weft explain` uses it.
-//! - What only a cluster or a node knows is not reported: allocated devices, networks on the disk of a node, and labels of a
-//!   namespace that is in no file.
+//! - Some facts are known to a cluster or a node only, and nothing is reported about them: allocated devices, networks on a
+//!   node's disk, and the labels of a namespace that is in no file.
 
 use std::collections::BTreeMap;
 

@@ -113,7 +113,7 @@ fn lint_request_that_another_object_cannot_fulfil_is_reported() {
 }
 
 #[test]
-fn lint_annotations_and_configurations_at_any_wrong_place_are_reported() {
+fn lint_keys_at_any_wrong_place_are_reported() {
     let key = "k8s.v1.cni.cncf.io/networks: a";
     for (object, path) in [
         (
