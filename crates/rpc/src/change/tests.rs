@@ -221,7 +221,7 @@ fn hot_plug_cannot_move_the_default_route() {
 }
 
 #[test]
-fn hot_plug_default_route_of_one_network_does_not_stop_the_others() {
+fn hot_plug_default_route_stops_no_other_network() {
     let entry = attached(&World::new().networks("plain").plan());
     let asks = r#"[{"name":"capable","default-route":["10.0.0.1"]},{"name":"plain"},{"name":"device"}]"#;
     let change = between(&entry, &replanned(&entry, asks)).unwrap().unwrap();
