@@ -1,6 +1,6 @@
 //! Clients of the Kubernetes API, from a kubeconfig or with the service account of this pod.
 //!
-//! A request fails if the server does not begin its response in time, or if the response stops ([`transport`]). The client
+//! A request fails if the server does not begin its response in time, or if the response stops ([`mod@transport`]). The client
 //! reads rotated tokens again.
 
 pub(crate) mod transport;

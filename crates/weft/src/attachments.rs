@@ -204,10 +204,10 @@ mod tests {
             "netns": "/run/netns/weft-ns_web",
             "attachments": [
                 {"network": "home", "interface": "eth0", "configName": "home", "state": "attached",
-                 "result": {"cniVersion": "1.0.0",
+                 "programs": {}, "result": {"cniVersion": "1.0.0",
                     "interfaces": [{"name": "br0"}, {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}],
                     "ips": [{"address": "10.0.0.2/24", "gateway": "10.0.0.1", "interface": 1}]}},
-                {"network": "ns/a", "interface": "net1", "configName": "a-config", "state": "planned", "result": null}
+                {"network": "ns/a", "interface": "net1", "configName": "a-config", "state": "planned", "programs": {}, "result": null}
             ],
             "networkStatus": [{"name": "home", "interface": "eth0", "ips": ["10.0.0.2"], "mac": "02:00:00:00:00:01", "default": true}]
         }]);

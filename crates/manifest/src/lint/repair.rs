@@ -158,12 +158,13 @@ fn key_end(source: &Source, object: &Node) -> Option<usize> {
 }
 
 fn laid_out(written: &str, json: &str) -> String {
-    match serde_json::from_str::<serde_json::Value>(written) {
-        Ok(_) => outdent(written),
-        Err(_) => serde_json::from_str::<serde_json::Value>(json)
-            .and_then(|value| serde_json::to_string_pretty(&value))
-            .unwrap_or_else(|_| json.to_owned()),
+    let read = |text: &str| serde_json::from_str::<Json>(text).ok();
+    let value = read(json);
+    // JSON as written may have a number that the API server writes in another way.
+    if value.is_some() && read(written) == value {
+        return outdent(written);
     }
+    value.and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or_else(|| json.to_owned())
 }
 
 fn in_brackets(source: &Source, node: &Node) -> bool {

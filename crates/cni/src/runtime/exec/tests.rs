@@ -50,7 +50,7 @@ fn exec_file_that_cannot_be_run_is_an_error() {
     let file = rig.script("plugin", "");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let error = exec().run(&file, &environment(&rig), b"").unwrap_err();
-    assert_eq!(error.code, 5);
+    assert_eq!(error.code, code::NOT_EXECUTED);
     assert!(error.msg.starts_with(&format!("run {}: ", file.display())), "{error}");
 }
 
