@@ -549,7 +549,7 @@ fn list_shows_a_broken_journal_entry_and_all_others() {
     );
 
     // The good entry can be detached. The broken entry gives an error, and stays.
-    assert_failed(&run(&host, "detach --container-id newer"), FAILED, &["version 99", "left as it is"]);
+    assert_failed(&run(&host, "detach --container-id newer"), FAILED, &["version 99", "docs/operations.md"]);
     assert_eq!(host.read(format!("{JOURNAL}/newer.json")).unwrap(), newer);
     run(&host, &format!("detach --pod {POD}")).success();
 }

@@ -629,7 +629,7 @@ fn dhcp_daemon_rejects_malformed_and_unauthorized_requests() {
     assert!(second.code == Some(1) && second.stderr.contains("another daemon"), "{second}");
     host.write("/run/cni/file", "content");
     let file = host.command("/opt/cni/bin/dhcp").args(["daemon", "-socketpath", "/run/cni/file"]).finish();
-    assert!(file.code == Some(1) && file.stderr.contains("no socket"), "{file}");
+    assert!(file.code == Some(1) && file.stderr.contains("is not a socket"), "{file}");
     assert_eq!(host.read("/run/cni/file").as_deref(), Some("content"));
     let wrong = host.command("/opt/cni/bin/dhcp").args(["daemon", "-timeout", "soon"]).finish();
     assert!(wrong.code == Some(1) && wrong.stderr.contains("\"soon\""), "{wrong}");
