@@ -1,6 +1,6 @@
-//! Configuration of the meta-plugin: every option of Multus with its meaning there, and the options of weft.
+//! Meta-plugin configuration: every Multus option with the meaning it has there, and weft's own options.
 //!
-//! The options are listed at [`NodeConfiguration`].
+//! The table at [`NodeConfiguration`] lists them.
 //!
 //! Source: Multus `pkg/types/types.go`, `conf.go`; conflicts C1, C3.
 
@@ -24,7 +24,7 @@ const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel, VifStore};
 
-/// Options that DEL needs, each of which may be invalid.
+/// Options that DEL needs; it must work even if one is invalid.
 const OF_DEL: [&str; 8] =
     ["cniDir", "binDir", "builtin", "delegateTimeout", "logFile", "logLevel", "logToStderr", "logOptions"];
 
@@ -58,74 +58,74 @@ pub struct NodeConfiguration {
     pub flavour: Flavour,
     /// CNI version that the runtime uses with the meta-plugin.
     pub version: Version,
-    /// The default network of every pod.
+    /// Default network for every pod.
     pub default_network: DefaultNetwork,
-    /// Further networks of every pod outside the system namespaces.
+    /// Further networks that every pod outside the system namespaces gets.
     pub default_networks: Vec<Place>,
     /// Namespaces whose pods get no `default_networks`.
     pub system_namespaces: Vec<String>,
-    /// Namespace of definitions that the administrator names without one.
+    /// Namespace in which a definition is looked up if the administrator names it without one.
     pub multus_namespace: String,
     /// Namespaces that a pod may select definitions from.
     pub isolation: Isolation,
-    /// Directory of networks on disk.
+    /// Directory with network configurations on disk.
     pub conf_dir: String,
-    /// Directory of the journal; `None` for the default.
+    /// Journal directory; `None` for the default.
     pub cni_dir: Option<String>,
-    /// Directory of plugins, searched before `CNI_PATH`.
+    /// Plugin directory, searched before `CNI_PATH`.
     pub bin_dir: String,
-    /// Path of a kubeconfig on the node, if there is one.
+    /// Kubeconfig path on the node, if there is one.
     pub kubeconfig: Option<String>,
     /// File whose existence means that the default network is ready.
     pub readiness_file: Option<String>,
-    /// Name of a directory of configurations that are chained after the networks of every pod.
+    /// Directory name for configurations that are chained after every pod's networks.
     pub auxiliary_chain: Option<String>,
-    /// Destination and level of the log.
+    /// Where the log goes, and how much is logged.
     pub logging: Logging,
     /// Accepted for compatibility with Multus: a failed DEL is always kept for another attempt.
     pub retry_delete_on_error: bool,
     /// When a plugin runs in process.
     pub builtin: Builtin,
-    /// Path of the agent's socket.
+    /// Path to the agent's socket.
     pub agent_socket: String,
-    /// Directory of manifests that replaces the agent.
+    /// Manifest directory that replaces the agent, for example on a node without Kubernetes.
     pub manifest_dir: Option<String>,
-    /// Consequence of an invalid annotation.
+    /// What an invalid annotation leads to.
     pub invalid_annotation: InvalidAnnotation,
-    /// Form of the network status.
+    /// How the network status is written.
     pub status: StatusStyle,
-    /// Enforcement of requested addresses.
+    /// How requested addresses are enforced.
     pub ip_request_policy: IpRequestPolicy,
-    /// Socket of the kubelet that lists a pod's devices, if it is not at the default path.
+    /// Kubelet socket that lists a pod's devices, if it is not at the default path.
     pub pod_resources: Option<String>,
-    /// The only place of a pod's Neutron ports, if set.
+    /// If set, the only place in which a pod's Neutron ports are looked up.
     pub vif_store: Option<VifStore>,
-    /// Timeout of one call of a delegate.
+    /// Timeout for one delegate call.
     pub delegate_timeout: Duration,
-    /// Whether attachments to definitions are refused unless their network policies are enforced. A directory of manifests
-    /// enforces those in it in any case.
+    /// Whether attachments to definitions are refused unless their network policies are enforced. Policies in
+    /// a manifest directory are always enforced.
     pub network_policies: bool,
-    /// `runtimeConfig` of the runtime, for the default network.
+    /// `runtimeConfig` from the runtime, for the default network.
     pub runtime_config: Object,
     /// Capabilities declared to the runtime.
     pub capabilities: BTreeSet<String>,
-    /// Name of the network; empty if there is none.
+    /// Network name; empty if there is none.
     pub network: String,
     /// Unknown and ignored options, which are accepted under the name `multus`.
     pub warnings: Vec<Warning>,
 }
 
-/// Name of the network whose planner is the CRI proxy instead of the node agent.
+/// Network name for which the CRI proxy plans instead of the node agent.
 pub const PROXY_NETWORK: &str = "weft-cri";
 
-/// Source of the default network.
+/// Where the default network comes from.
 #[derive(Clone, Debug)]
 pub enum DefaultNetwork {
     /// `delegates`: configurations; the first is the default network. There is at least one.
     Written {
-        /// The default network.
+        /// Default network.
         first: Box<Network>,
-        /// Further networks of every pod.
+        /// Further networks that every pod gets.
         others: Vec<Network>,
     },
     /// `clusterNetwork`: a name or path.
@@ -135,74 +135,74 @@ pub enum DefaultNetwork {
 /// Network as an administrator names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A definition in `multusNamespace`, else a network of that name on disk.
+    /// A definition in `multusNamespace`, else a network with that name on disk.
     Name(String),
-    /// An absolute path of a file, or of a directory whose first file is used.
+    /// Absolute path to a file, or to a directory whose first file is used.
     Path(String),
 }
 
 /// Namespaces that a pod may select definitions from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// All namespaces.
+    /// A pod may select definitions from all namespaces.
     Open,
     /// The pod's own namespace and these.
     Isolated {
-        /// `globalNamespaces`.
+        /// `globalNamespaces`: namespaces that every pod may use.
         global: Vec<String>,
     },
 }
 
-/// Destination and level of the log.
+/// Where the log goes, and how much is logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logging {
-    /// Additional log file.
+    /// Log file, in addition to stderr.
     pub file: Option<String>,
-    /// Level.
+    /// Least severe level that is logged.
     pub level: LogLevel,
     /// Whether to log to stderr.
     pub to_stderr: bool,
-    /// Rotation of the log file.
+    /// When the log file is rotated.
     pub rotation: Rotation,
 }
 
-/// Rotation of the log file.
+/// When a log file is rotated, and how long rotated files are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Maximum age of a rotated file, in days.
+    /// Maximum age for a rotated file, in days.
     pub max_age: u32,
-    /// Maximum size of a file, in megabytes.
+    /// Maximum log file size, in megabytes.
     pub max_size: u32,
-    /// Maximum number of rotated files.
+    /// Maximum number of rotated files to keep.
     pub max_backups: u32,
     /// Whether rotated files are compressed.
     pub compress: bool,
 }
 
-/// Form of the network-status annotation.
+/// How the network-status annotation is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusStyle {
-    /// Form of the addresses.
+    /// Whether addresses have a prefix length.
     pub addresses: StatusAddresses,
-    /// Fields of an entry.
+    /// Which fields an entry has.
     pub keys: StatusKeys,
 }
 
-/// Form of the addresses in a status.
+/// Whether addresses in a status have a prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StatusAddresses {
     /// `10.0.0.1`: as Multus writes them and all known consumers read them.
     Bare,
-    /// `10.0.0.1/24`: as in the example of the specification.
+    /// `10.0.0.1/24`: as in the specification's example.
     Cidr,
 }
 
-/// Fields of a status entry.
+/// Which fields a status entry has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StatusKeys {
-    /// Fields of the specification, and fields of weft whose names contain a dot.
+    /// Fields from the specification, and weft's own fields, whose names contain a dot.
     Standard,
     /// Additionally Multus's `gateway`, `mtu` and `dns.options`.
     Multus,
@@ -218,8 +218,8 @@ impl NodeConfiguration {
         conf::read(bytes, flavour)
     }
 
-    /// Reads only the options that DEL needs from a configuration that is otherwise invalid: the paths of journal and plugins,
-    /// and how plugins are called. Invalid options among these get their default.
+    /// Reads only what DEL needs from a configuration that is otherwise invalid: where journal and plugins
+    /// are, and how plugins are called. If one of these options is invalid, it gets the default.
     ///
     /// # Errors
     /// Code 6: not a JSON object. Code 7: `cniVersion`, `name` or `type` is invalid.
@@ -245,8 +245,8 @@ impl NodeConfiguration {
         Ok(read)
     }
 
-    /// Returns every place on disk that may contain a network of a plan. The caller loads them in this order into a
-    /// [`crate::definition::Disk`].
+    /// Returns every place on disk that may contain a planned network. The caller loads them in this order
+    /// into a [`crate::definition::Disk`].
     pub fn places(&self) -> Vec<Place> {
         let mut places = vec![Place::Path(self.conf_dir.clone())];
         let named = match &self.default_network {
@@ -258,10 +258,11 @@ impl NodeConfiguration {
         places
     }
 
-    /// Returns the pod as the runtime describes it by the annotations it passes (V11); `None` if it passes none.
+    /// Returns the pod as the runtime describes it in the annotations that it passes (V11); `None` if it
+    /// passes none.
     ///
     /// # Errors
-    /// Code 7: the annotations are not a map of strings.
+    /// Code 7: the annotations are not a map with string values.
     pub fn pod_of_runtime(&self, named: &PodIdentity) -> Result<Option<Pod>, Error> {
         let PodIdentity { namespace, name, uid } = named.clone();
         let annotations = self.runtime_config.read(POD_ANNOTATIONS)?;
@@ -275,7 +276,7 @@ impl NodeConfiguration {
         }))
     }
 
-    /// Returns the directory of `auxiliaryCNIChainName`, which is beside the file of the default network.
+    /// Returns the directory for `auxiliaryCNIChainName`, which is beside the default network's file.
     /// [`NodeConfiguration::read`] ensures that this file is configured.
     pub fn auxiliary_directory(&self) -> Option<String> {
         let name = self.auxiliary_chain.as_deref()?;

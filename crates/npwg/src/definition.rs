@@ -1,12 +1,13 @@
-//! Resolution of a NetworkAttachmentDefinition to its plugins, by the four rules of the specification in order.
+//! Resolution from a NetworkAttachmentDefinition to plugins, by the specification's four rules in this order:
 //!
 //! 1. `spec.config` exists: its content; no other rule is tried.
 //! 2. A list on disk (`.conflist`; the specification says `.configlist`) with the definition's name.
 //! 3. A single configuration on disk (`.conf`, `.json`, `.config`) with that name.
 //! 4. Otherwise the request fails.
 //!
-//! An empty or blank `config` counts as absent (C17), and so does `null` (M29). A list is preferred to a single
-//! configuration whatever the file names are. A file that cannot be read is only mentioned in the error of rule 4.
+//! An empty or blank `config` counts as absent (C17), and so does `null` (M29). A list is preferred to a
+//! single configuration, whatever the file names are. If a file cannot be read, only the error under rule 4
+//! mentions it.
 //!
 //! Source: multi-network specification, 3.2, 3.4.1, 3.4.2.
 
@@ -19,37 +20,37 @@ use crate::metadata::{Definition, NetworkReference, SpecConfig};
 use crate::refusal::{Fault, KeyPath, Refusal};
 use crate::rule::Rule;
 
-/// Networks found on disk, in the order of their paths. The caller reads the files.
+/// Networks found on disk, sorted by path. The caller reads the files.
 #[derive(Clone, Debug, Default)]
 pub struct Disk {
     /// Networks that could be read.
     pub networks: Vec<OnDisk>,
-    /// Errors of the others, as `path: why`.
+    /// Errors for the others, as `path: why`.
     pub unreadable: Vec<String>,
 }
 
 /// One network on disk.
 #[derive(Clone, Debug)]
 pub struct OnDisk {
-    /// Path of the file.
+    /// File path.
     pub path: String,
     /// Whether it is a list or a single configuration.
     pub form: Form,
-    /// The network, with the plugins of its sub-directory.
+    /// The network, including plugins in a sub-directory.
     pub network: Network,
 }
 
-/// The two forms of a network on disk.
+/// Whether a file contains a configuration list or a single plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// `.conflist`, `.configlist`.
+    /// Configuration list: `.conflist`, `.configlist`.
     List,
-    /// `.conf`, `.config`, `.json`.
+    /// Single plugin: `.conf`, `.config`, `.json`.
     Single,
 }
 
 impl Form {
-    /// Returns the form of a file with this name, or `None` if it is not a network's file.
+    /// Returns the form that a file name implies, or `None` if it is not a network configuration's name.
     pub fn of(path: &str) -> Option<Form> {
         match path.rsplit_once('.')?.1 {
             "conflist" | "configlist" => Some(Form::List),
@@ -60,7 +61,7 @@ impl Form {
 }
 
 impl Disk {
-    /// Adds the content of a file or directory; a path that is already known keeps its earlier content.
+    /// Adds what a file or directory contains; a path that is already known keeps the earlier content.
     pub fn add(&mut self, loaded: load::Directory) {
         let load::Directory { networks, faults } = loaded;
         for (path, network) in networks {
@@ -99,13 +100,13 @@ impl Disk {
 /// Network that a definition resolves to.
 #[derive(Clone, Debug)]
 pub struct Resolved {
-    /// The plugins.
+    /// The plugins to execute.
     pub network: Network,
-    /// Origin of the plugins: `spec.config` or a file.
+    /// Where they come from: `spec.config` or a file.
     pub origin: Origin,
 }
 
-/// Origin of a network's configuration.
+/// Where a network's configuration comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Rule 1: the definition.
@@ -121,11 +122,11 @@ pub fn subject(reference: &NetworkReference) -> String {
     format!("network-attachment-definition {reference}")
 }
 
-/// Resolves `definition` to its plugins; rules 2 and 3 look in `directory`, which is `confDir`.
+/// Resolves `definition` to plugins; rules 2 and 3 look in `directory`, which is `confDir`.
 ///
 /// # Errors
-/// A refusal that fails the attachment: `config` is not a CNI network, no network on disk has the name, or the network
-/// calls the meta-plugin.
+/// A refusal that fails the attachment: `config` is not a CNI network, no network on disk has the name, or
+/// the network calls the meta-plugin.
 pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<Resolved, Refusal> {
     let subject = subject(&definition.reference());
     let resolved = match &definition.config {
@@ -154,7 +155,7 @@ pub fn config_path() -> KeyPath {
     KeyPath::root().key("spec").key("config")
 }
 
-/// Reads `spec.config`; a missing name becomes that of the definition (3.4.2), an existing one is kept.
+/// Reads `spec.config`; a missing name becomes the definition's (3.4.2), an existing one is kept.
 pub fn inline(name: &str, text: &str) -> Result<Network, Error> {
     let mut object = Object::parse(text.as_bytes(), "config")?;
     if object.text("name")?.is_some() {
@@ -191,11 +192,11 @@ fn on_disk(
     Err(Refusal::failed(Fault::new(Rule::ConfigNotFound, subject, reason)))
 }
 
-/// Meta-plugins, which attach all networks of a pod, and `weft-cni`, which is no plugin under its own name.
+/// Meta-plugins, which attach all networks for a pod, and `weft-cni`, which is no plugin under its own name.
 pub const META_PLUGINS: &[&str] = &["weft", "weft-cni", "multus", "multus-shim"];
 
-/// Refuses a network with a meta-plugin among its plugins or their address management plugins. The meta-plugin would attach
-/// the same pod again without end, with the definition's settings instead of those of the node.
+/// Refuses a network that has a meta-plugin as plugin or as IPAM plugin. The meta-plugin would attach the
+/// same pod again without end, with the definition's settings instead of the node's.
 pub fn refuse_meta_plugin(network: &Network, subject: &str) -> Result<(), Refusal> {
     for (index, plugin) in network.plugins.iter().enumerate() {
         let path = KeyPath::root().key("plugins").index(index);

@@ -1,8 +1,8 @@
-//! Devices of a pod, information about each device, and the files that carry this information.
+//! A pod's devices, what is known about each device, and the files that carry this information.
 //!
-//! A device plugin writes what it knows to a file. The meta-plugin copies the file before ADD and passes the name of the
-//! copy to the plugins, which may change it. After ADD its content is added to the network status. This module has only
-//! names and types; `weft-cni` copies the files.
+//! A device plugin writes what it knows to a file. The meta-plugin copies the file before ADD and passes the
+//! copy's name to the plugins, which may change it. After ADD the copy's content is added to the network
+//! status. This module only has names and types; `weft-cni` copies the files.
 //!
 //! Source: Device Information Specification v1.1.0 (DI-1 to DI-5); Multus for the file names.
 
@@ -12,14 +12,14 @@ use cni::error::{Error, code};
 use cni::name::{ContainerId, IfName};
 use serde::{Deserialize, Serialize};
 
-/// Directory of the files that device plugins write.
+/// Directory in which device plugins write their files.
 pub const PLUGIN_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
-/// Directory of the files that CNI plugins read and write.
+/// Directory with the files that CNI plugins read and write.
 pub const CNI_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
 
-/// Maximum size of a device information file, in bytes.
+/// Maximum size for a device information file, in bytes.
 pub const FILE_MAX: usize = 64 * 1024;
-/// Maximum length of a file name on Linux, in bytes.
+/// Longest file name on Linux, in bytes.
 const FILE_NAME_MAX: usize = 255;
 
 /// Devices that the kubelet allocated to a pod, by resource name, in a stable order.
@@ -28,7 +28,7 @@ pub type Devices = BTreeMap<String, Vec<Device>>;
 /// Device allocated to a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Id of the device in its device plugin, for example a PCI address.
+    /// Device id that the device plugin chose, for example a PCI address.
     pub id: String,
     /// Container that the device is allocated to.
     #[serde(default)]
@@ -39,46 +39,46 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct DeviceInfo {
-    /// Version of the specification, as written in the file.
+    /// Specification version, as written in the file.
     pub version: String,
     /// Fields that depend on the type.
     pub kind: DeviceKind,
 }
 
-/// Types of devices.
+/// Device type, with the fields that only this type has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A PCI device.
+    /// Physical or virtual function on the PCI bus.
     Pci(Pci),
-    /// A vDPA device.
+    /// vDPA device.
     Vdpa(Vdpa),
-    /// A vhost-user socket.
+    /// vhost-user socket.
     VhostUser(VhostUser),
-    /// A memif socket.
+    /// memif socket.
     Memif(Memif),
 }
 
-/// A PCI device.
+/// PCI device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Pci {
     /// PCI address; never empty.
     pub pci_address: String,
-    /// vhost-net path.
+    /// vhost-net path, for example `/dev/vhost-net`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vhost_net: String,
-    /// RDMA device.
+    /// RDMA device name, for example `mlx5_0`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub rdma_device: String,
-    /// PCI address of its physical function.
+    /// PCI address that the physical function has, if this is a virtual one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pf_pci_address: String,
-    /// Representor.
+    /// Representor interface on the host.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub representor_device: String,
 }
 
-/// A vDPA device.
+/// vDPA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Vdpa {
@@ -86,39 +86,39 @@ pub struct Vdpa {
     pub parent_device: String,
     /// `vhost` or `virtio`; never empty.
     pub driver: String,
-    /// Path; never empty.
+    /// Device path, for example `/dev/vhost-vdpa-0`; never empty.
     pub path: String,
-    /// PCI address of the underlying device.
+    /// PCI address under the vDPA device.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pci_address: String,
-    /// PCI address of that device's physical function.
+    /// PCI address that the physical function has.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pf_pci_address: String,
-    /// Representor.
+    /// Representor interface on the host.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub representor_device: String,
 }
 
-/// A vhost-user socket.
+/// vhost-user socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VhostUser {
-    /// `client` or `server`.
+    /// Who opens the socket: `client` or `server`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mode: String,
-    /// Path of the socket.
+    /// Socket path.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
 }
 
-/// A memif socket.
+/// memif socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memif {
-    /// `master` or `slave`.
+    /// Role on the socket: `master` or `slave`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub role: String,
-    /// Path of the socket.
+    /// Socket path.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// `ethernet`, `ip` or `inject-punt`.
@@ -126,7 +126,7 @@ pub struct Memif {
     pub mode: String,
 }
 
-/// JSON form: the type, and an object under the name of the type.
+/// JSON form: the type, and an object whose key is that type.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Wire {
@@ -143,19 +143,19 @@ struct Wire {
     memif: Option<Memif>,
 }
 
-/// Error of invalid device information.
+/// Why device information is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceInfoError {
-    /// The type is not one of the device information specification.
+    /// The device information specification has no such type.
     #[error("type: {0:?}: must be pci, vdpa, vhost-user or memif")]
     UnknownType(String),
     /// A field is missing or empty.
     #[error("{0}: missing")]
     Missing(String),
-    /// A value is not one of the words its field allows.
+    /// A field only allows certain words, and this is none.
     #[error("{key}: {value:?}: must be one of {}", words.join(", "))]
     UnknownWord {
-        /// Path of the field.
+        /// Field path.
         key: String,
         /// The value.
         value: String,
@@ -209,7 +209,7 @@ impl From<DeviceInfo> for Wire {
 }
 
 impl DeviceKind {
-    /// Returns the fields that must not be empty, with their values.
+    /// Returns the fields that must not be empty.
     fn required_fields(&self) -> Vec<(&'static str, &str)> {
         match self {
             DeviceKind::Pci(pci) => vec![("pci-address", &pci.pci_address)],
@@ -249,19 +249,19 @@ impl DeviceInfo {
     }
 }
 
-/// Returns the path of the file that a device plugin writes for the device `id` of `resource`; `None` if no valid
-/// file name results.
+/// Returns the path at which a device plugin writes what it knows about device `id` of `resource`; `None` if
+/// this gives no valid file name.
 pub fn plugin_file(resource: &str, id: &str) -> Option<String> {
     file(PLUGIN_DIRECTORY, &format!("{resource}-{id}-device.json"))
 }
 
-/// Returns the path of the file of one attachment (DI-1): Multus's name, or a shorter one if that is too long.
+/// Returns the file path for one attachment (DI-1): Multus's name, or a shorter one if that is too long.
 pub fn attachment_file(network: &str, container: &ContainerId, ifname: &IfName) -> Option<String> {
     let short = format!("{container}_{ifname}");
     file(CNI_DIRECTORY, &format!("{network}-{short}")).or_else(|| file(CNI_DIRECTORY, &short))
 }
 
-/// Whether a path is that of a file directly in [`PLUGIN_DIRECTORY`].
+/// Whether a path leads to a file directly in [`PLUGIN_DIRECTORY`].
 pub fn is_plugin_file(path: &str) -> bool {
     let name = path.strip_prefix(PLUGIN_DIRECTORY).and_then(|rest| rest.strip_prefix('/'));
     name.is_some_and(|name| !name.is_empty() && file(PLUGIN_DIRECTORY, name).as_deref() == Some(path))

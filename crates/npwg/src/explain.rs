@@ -1,4 +1,4 @@
-//! Rows that explain a plan: the networks of the pod and the reason for each decision.
+//! Rows that explain a plan: the pod's networks, and the reason for each decision.
 //!
 //! The rows are data; the caller formats them.
 
@@ -7,27 +7,27 @@ use serde::Serialize;
 
 use crate::plan::{Decision, Delegate, Plan, Role};
 
-/// Explanation of one network of a plan.
+/// Explanation for one planned network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
-    /// Name of the network in the status.
+    /// Network name in the status.
     pub network: String,
     /// Reason why the pod is attached to it.
     pub role: Role,
     /// Interface in the pod.
     pub interface: String,
-    /// CNI name of the network.
+    /// Name in the CNI configuration.
     pub config_name: String,
-    /// Plugins in the order of an ADD; `+` separates a plugin from its address management plugin.
+    /// Plugins in ADD order; `+` separates a plugin from its IPAM plugin.
     pub chain: Vec<String>,
-    /// Origin of the network, its interface name and its configuration.
+    /// Why the pod gets the network, this interface name and this configuration.
     pub because: Vec<Decision>,
-    /// The pod's requests, each with its reason.
+    /// What the pod requests, each with the reason.
     pub requests: Vec<Decision>,
 }
 
-/// Returns the rows of a plan, in the order of attachment.
+/// Returns a plan's rows, in attachment order.
 pub fn rows(plan: &Plan) -> Vec<Row> {
     plan.delegates.iter().map(row).collect()
 }

@@ -1,4 +1,4 @@
-//! Builder of plans for unit tests: a pod, definitions and a node's configuration.
+//! Plan builder for unit tests: a pod, definitions and a node configuration.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot build its plan fails")]
 
@@ -18,29 +18,29 @@ use crate::selection::Annotation;
 /// A network that declares every capability.
 pub const CAPABLE: &str = r#"{"cniVersion":"1.0.0","name":"capable","plugins":[{"type":"maker","capabilities":{"ips":true,"mac":true,"infinibandGUID":true}},{"type":"tuning","capabilities":{"portMappings":true,"bandwidth":true}}]}"#;
 
-/// A network with a plugin that receives its device.
+/// A network with a plugin that receives a device.
 pub const DEVICE: &str = r#"{"cniVersion":"1.0.0","name":"device","plugins":[{"type":"sriov","capabilities":{"deviceID":true,"CNIDeviceInfoFile":true}},{"type":"tuning"}]}"#;
 
 /// A network that declares no capability.
 pub const PLAIN: &str = r#"{"cniVersion":"1.0.0","name":"plain","type":"plain"}"#;
 
-/// Input of a plan.
+/// Everything that a plan depends on.
 pub struct World {
-    /// The pod.
+    /// Pod to plan for.
     pub pod: Pod,
-    /// Definitions of the cluster.
+    /// Definitions in the cluster.
     pub definitions: BTreeMap<NetworkReference, Definition>,
     /// Configurations on the node's disk.
     pub disk: Disk,
-    /// Devices of the pod, by resource.
+    /// Devices that the pod has, by resource.
     pub devices: Devices,
     /// Definitions that the pod may not use.
     pub access: Access,
-    /// Fields of the meta-plugin's configuration, as JSON without braces.
+    /// Fields for the meta-plugin configuration, as JSON without braces.
     pub keys: String,
     /// Name by which the meta-plugin is called.
     pub flavour: Flavour,
-    /// Interface name of the default network.
+    /// Interface name for the default network.
     pub ifname: String,
     /// Attachments that the sandbox has already.
     pub held: Vec<Held>,
@@ -53,8 +53,9 @@ impl Default for World {
 }
 
 impl World {
-    /// Returns a world with the pod `home/web`, which has no annotations, and the default network `base` on disk. Its
-    /// definitions are `home/plain`, `home/capable`, `home/device`, `other/plain`, `default/plain`, `kube-system/plain`.
+    /// Returns a world with the pod `home/web`, which has no annotations, and the default network `base` on
+    /// disk. There are the definitions `home/plain`, `home/capable`, `home/device`, `other/plain`,
+    /// `default/plain` and `kube-system/plain`.
     pub fn new() -> World {
         let mut world = World {
             pod: Pod { namespace: "home".into(), name: "web".into(), uid: "u-1".into(), ..Pod::default() },
@@ -110,26 +111,26 @@ impl World {
         self.definitions.insert(definition.reference(), definition);
     }
 
-    /// Adds a configuration file of the node.
+    /// Adds a configuration file on the node.
     pub fn file(&mut self, path: &str, config: &str) {
         let network = Network::parse(config.as_bytes(), path).unwrap();
         self.disk.networks.push(OnDisk { path: path.into(), form: Form::of(path).unwrap(), network });
     }
 
-    /// Makes the attachments of a definition use this resource.
+    /// Makes attachments to a definition use this resource.
     pub fn resource(&mut self, reference: &str, resource: &str) {
         let (namespace, name) = reference.split_once('/').unwrap();
         let definition = self.definitions.get_mut(&NetworkReference::new(namespace, name)).unwrap();
         definition.annotations.insert(RESOURCE_NAME.into(), resource.into());
     }
 
-    /// Gives the pod a device of a resource.
+    /// Gives the pod a device that belongs to a resource.
     pub fn device(&mut self, resource: &str, id: &str) {
         let list = self.devices.entry(resource.into()).or_default();
         list.push(Device { id: id.into(), container: "main".into() });
     }
 
-    /// Returns the configuration of the meta-plugin.
+    /// Returns the validated meta-plugin configuration.
     pub fn configuration(&self) -> NodeConfiguration {
         let text = format!(r#"{{"cniVersion":"1.1.0","name":"weft","type":"weft",{}}}"#, self.keys);
         NodeConfiguration::read(text.as_bytes(), self.flavour).unwrap()
@@ -140,7 +141,7 @@ impl World {
         self.plan_by(plan)
     }
 
-    /// Returns the plan of what is possible.
+    /// Returns a plan with the networks that can be attached.
     pub fn possible(&self) -> Plan {
         self.plan_by(possible).unwrap()
     }
@@ -162,12 +163,12 @@ impl World {
         })
     }
 
-    /// Returns the plan.
+    /// Returns the plan; panics if there is none.
     pub fn plan(&self) -> Plan {
         self.try_plan().unwrap()
     }
 
-    /// Returns the fault of a plan that fails an attachment.
+    /// Returns the fault that makes an attachment fail.
     pub fn fails(&self) -> Fault {
         match self.try_plan() {
             Err(Refusal::AttachmentFailed(fault)) => *fault,

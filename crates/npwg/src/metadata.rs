@@ -1,6 +1,7 @@
 //! Kubernetes objects, reduced to the fields that planning uses.
 //!
-//! The caller fills them in from an informer's cache or a manifest file. Their values are untrusted and not validated.
+//! The caller fills them in from an informer's cache or a manifest file. All values are untrusted and not
+//! validated.
 //!
 //! Source: Kubernetes API reference, Pod v1; multi-network specification, 3.1–3.3.
 
@@ -12,93 +13,94 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Protocol;
 use crate::refusal::quote;
 
-/// Namespace of an object that names none.
+/// Namespace for an object that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// Labels of an object.
+/// Labels on an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// Identity of a pod.
+/// Namespace and name that identify a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
-    /// Namespace.
+    /// Namespace that the pod is in.
     pub namespace: String,
-    /// Name.
+    /// Pod name.
     pub name: String,
     /// Uid; empty if unknown.
     pub uid: String,
 }
 
-/// A pod.
+/// Pod, as planning sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Pod {
-    /// Namespace.
+    /// Namespace that the pod is in.
     pub namespace: String,
-    /// Name.
+    /// Pod name.
     pub name: String,
     /// Uid; empty in manifest files.
     pub uid: String,
-    /// Labels.
+    /// Labels, which policies select by.
     pub labels: BTreeMap<String, String>,
-    /// Annotations.
+    /// Annotations, among them the network selection.
     pub annotations: BTreeMap<String, String>,
-    /// `spec.hostNetwork`: such a pod has no network namespace of its own.
+    /// `spec.hostNetwork`: such a pod uses the host network and has no network namespace.
     pub host_network: bool,
-    /// `spec.serviceAccountName`.
+    /// `spec.serviceAccountName`, which access policies can require.
     pub service_account_name: String,
-    /// `spec.nodeName`.
+    /// `spec.nodeName`; empty before the pod is scheduled.
     pub node_name: String,
-    /// Controller that created the pod, by its owner reference; none in manifest files.
+    /// Controller that created the pod, according to the owner reference; none in manifest files.
     pub controller: Option<PodController>,
-    /// Names of its ResourceClaims in the order of `spec`; empty in manifest files, where they are unknown.
+    /// ResourceClaim names in `spec` order; empty in manifest files, where they are unknown.
     pub resource_claims: Vec<String>,
     /// `status.podIPs` while the pod runs; empty before, afterwards and in manifest files.
     pub addresses: Vec<String>,
     /// Ports that containers declare with a name, by that name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<String, (Protocol, u16)>,
-    /// Whether only the container runtime describes the pod, by its name and annotations; all else is unknown.
+    /// Whether only the container runtime describes the pod, with a name and annotations; all else is
+    /// unknown.
     #[serde(rename = "hearsay")]
     pub described_by_runtime: bool,
 }
 
-/// Owner reference of a pod with `controller: true`. Every user that may create pods in the namespace can write any
-/// reference.
+/// A pod's owner reference with `controller: true`. It can be forged: everybody who may create pods in the
+/// namespace can write any reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodController {
-    /// API version of the owner.
+    /// The owner's API version.
     pub api_version: String,
-    /// Kind of the owner.
+    /// The owner's kind.
     pub kind: String,
-    /// Name of the owner, in the namespace of the pod.
+    /// The owner's name, in the pod's namespace.
     pub name: String,
-    /// Uid of the owner.
+    /// The owner's uid.
     pub uid: String,
 }
 
-/// Field of `args.cni` with the name of the virtual machine that the pod runs, for IPAM plugins of weft.
+/// Field in `args.cni` that names the virtual machine which the pod runs, for weft's IPAM plugins.
 pub const VIRTUAL_MACHINE: &str = "weft.dev/virtual-machine";
 
 impl PodController {
-    /// Whether the owner is a running virtual machine of KubeVirt.
+    /// Whether the owner is a running KubeVirt virtual machine.
     pub fn is_virtual_machine(&self) -> bool {
         self.kind == "VirtualMachineInstance" && self.api_version.starts_with("kubevirt.io/")
     }
 }
 
-/// A NetworkAttachmentDefinition.
+/// NetworkAttachmentDefinition, as planning sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Definition {
-    /// Namespace.
+    /// Namespace that the definition is in.
     pub namespace: String,
-    /// Name.
+    /// Definition name.
     pub name: String,
-    /// Annotations.
+    /// Annotations, for example the resource name.
     pub annotations: BTreeMap<String, String>,
-    /// `spec.config` as written.
+    /// CNI configuration as written.
     pub config: SpecConfig,
 }
 
@@ -114,11 +116,11 @@ pub enum SpecConfig {
     Structured(String),
 }
 
-/// Annotation of a definition with the device-plugin resource that each attachment uses.
+/// Annotation on a definition that names the device-plugin resource for each attachment.
 pub const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
-/// Annotation of a definition without a resource of its own: the resources that a pod may request for an attachment,
-/// separated by commas. Without it a pod may request any resource that is allocated to it.
+/// Annotation on a definition without a fixed resource: the resources that a pod may request for an
+/// attachment, separated by commas. Without it a pod may request any resource that is allocated to it.
 pub const ALLOWED_RESOURCE_NAMES: &str = "k8s.v1.cni.cncf.io/allowedResourceNames";
 
 impl Definition {
@@ -139,12 +141,12 @@ impl Definition {
     }
 }
 
-/// Namespace and name of a definition: `namespace/name`.
+/// A definition's namespace and name: `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NetworkReference {
-    /// The namespace.
+    /// Namespace that the definition is in.
     pub namespace: String,
-    /// The name.
+    /// Definition name.
     pub name: String,
 }
 
@@ -161,7 +163,7 @@ impl fmt::Display for NetworkReference {
     }
 }
 
-/// Source of definitions: an informer's cache, a directory of manifests, a map.
+/// Where definitions come from: an informer's cache, a manifest directory or a map.
 ///
 /// Planning only looks up definitions that [`crate::plan::wanted`] lists, so a caller can fetch them first.
 pub trait Definitions {
@@ -175,7 +177,8 @@ impl Definitions for BTreeMap<NetworkReference, Definition> {
     }
 }
 
-/// Returns why `text` is not a DNS-1123 label (63 characters of `a-z0-9-`, no `-` at either end), or `None`.
+/// Returns why `text` is not a DNS-1123 label (63 characters from `a-z0-9-`, no `-` at either end), or
+/// `None`.
 pub fn label_fault(text: &str) -> Option<String> {
     if text.is_empty() {
         return Some("is empty".to_owned());
@@ -193,7 +196,8 @@ pub fn label_fault(text: &str) -> Option<String> {
     None
 }
 
-/// Returns why `text` is not the name of a definition (DNS-1123 labels separated by dots, 253 characters), or `None`.
+/// Returns why `text` cannot name a definition (DNS-1123 labels separated by dots, 253 characters), or
+/// `None`.
 ///
 /// The specification requires a single label; the API server and weft also accept dots (C18).
 pub fn definition_name_fault(text: &str) -> Option<String> {
@@ -203,7 +207,7 @@ pub fn definition_name_fault(text: &str) -> Option<String> {
     text.split('.').find_map(label_fault)
 }
 
-/// Returns why `text` is not the name of an extended resource (`domain/name`), or `None`.
+/// Returns why `text` cannot name an extended resource (`domain/name`), or `None`.
 pub(crate) fn resource_fault(text: &str) -> Option<String> {
     let (domain, name) = match text.split_once('/') {
         Some(parts) => parts,

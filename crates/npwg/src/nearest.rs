@@ -1,8 +1,8 @@
 //! Search for the known word nearest to an unknown one: `clusterNetwrok` → `clusterNetwork`.
 //!
-//! Distance is the number of characters inserted, removed, replaced or swapped with a neighbour.
+//! The distance counts characters that are inserted, removed, replaced or swapped with a neighbour.
 
-/// Returns the word of `known` that `text` is probably a misspelling of, or `None`.
+/// Returns the word in `known` that `text` probably misspells, or `None`.
 pub fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
     if text.len() > 64 {
         return None;

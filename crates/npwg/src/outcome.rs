@@ -1,8 +1,8 @@
-//! The part of an ADD's result that belongs to the attachment itself.
+//! The part of an ADD result that belongs to the attachment itself.
 //!
-//! A result may also contain interfaces of the host and several interfaces of the sandbox. The specification uses the
-//! first one with a sandbox. An address belongs to the interface whose index it has. If no interface is in a sandbox,
-//! the addresses without an index belong to the attachment.
+//! A result may also contain host interfaces, and several interfaces in the sandbox. The specification uses
+//! the first one with a sandbox. An address belongs to the interface whose index it has. If no interface is
+//! in a sandbox, the addresses without an index belong to the attachment.
 //!
 //! Source: multi-network specification, 5.1.1, 5.3.2.1, 5.3.3.1.
 
@@ -10,26 +10,26 @@ use cni::name::IfName;
 use cni::result::{Interface, IpConfig, Success};
 use cni::version::Version;
 
-/// Result of an ADD and its CNI version.
+/// ADD result and the CNI version it was printed in.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Version of the result as the plugin printed it; before 0.3.0 results have no interfaces.
+    /// CNI version in which the plugin printed the result; before 0.3.0 results have no interfaces.
     pub version: Option<Version>,
     /// The result; `None` if the plugins printed none.
     pub result: Option<Success>,
 }
 
-/// Interface and addresses of the attachment itself.
+/// Interface and addresses that belong to the attachment.
 pub struct Own<'a> {
     /// Interface in the sandbox.
     pub interface: Option<&'a Interface>,
-    /// Addresses of that interface.
+    /// Addresses on that interface.
     pub addresses: Vec<&'a IpConfig>,
 }
 
 impl<'a> Own<'a> {
-    /// Selects the interface named `ifname` in the sandbox, else the first in the sandbox, with its addresses. If no interface
-    /// is in a sandbox, selects the addresses without an interface.
+    /// Selects the interface named `ifname` in the sandbox, else the first one there, with its addresses. If
+    /// no interface is in a sandbox, selects the addresses without an interface.
     pub fn of(result: &'a Success, ifname: &IfName) -> Own<'a> {
         let inside = || in_sandbox(result);
         let named = inside().find(|(_, interface)| interface.name == ifname.as_str());
@@ -42,12 +42,12 @@ impl<'a> Own<'a> {
     }
 }
 
-/// Returns the interfaces in a sandbox, with their indices.
+/// Returns all interfaces that are in a sandbox, with their indices.
 pub(crate) fn in_sandbox(result: &Success) -> impl Iterator<Item = (usize, &Interface)> {
     result.interfaces.iter().enumerate().filter(|(_, interface)| !interface.sandbox.is_empty())
 }
 
-/// Returns the addresses of the interface with this index.
+/// Returns the addresses on the interface with this index.
 pub(crate) fn addresses_of(result: &Success, index: usize) -> impl Iterator<Item = &IpConfig> {
     result.ips.iter().filter(move |ip| ip.interface.and_then(|at| usize::try_from(at).ok()) == Some(index))
 }

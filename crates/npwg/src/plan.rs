@@ -1,8 +1,9 @@
-//! Plan of a pod: all attachments of a sandbox, decided before the first one is executed.
+//! Plan for a pod: all attachments in a sandbox, decided before the first one is executed.
 //!
-//! [`plan`] makes a [`Plan`] from data only. The plan is written to the journal before its first effect. CHECK and DEL read
-//! it from there, perhaps in a later release. It contains the bytes of every configuration and every chosen name.
-//! Therefore a DEL does not depend on later changes of the pod, of definitions, of files or of this code.
+//! [`plan`] makes a [`Plan`] from data only. The plan is written to the journal before it has any effect.
+//! CHECK and DEL read it from there, perhaps in a later release. Because it contains every configuration byte
+//! for byte and every chosen name, a DEL does not depend on later changes to the pod, definitions, files or
+//! this code.
 //!
 //! Source: multi-network specification v1.3, sections 3.4, 4, 6 and 7.
 
@@ -42,29 +43,30 @@ pub use devices::takes_device;
 pub use networks::{resources, wanted};
 pub use route::{DefaultRouteAction, Families, Gateway};
 
-/// Maximum size of all configurations of a plan, in bytes: a plan is sent over a socket and written to the journal.
+/// Maximum size for all configurations in a plan, in bytes: a plan is sent over a socket and written to the
+/// journal.
 pub const CONFIGURATIONS_MAX: usize = 4 << 20;
 
-/// Version of the plan that this release writes. Older versions are read, newer ones are refused.
+/// Plan version that this release writes. Older versions are read, newer ones are refused.
 pub const PLAN_VERSION: u32 = 1;
 
-/// Plan of one sandbox.
+/// Plan for one sandbox.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// Version, [`PLAN_VERSION`].
+    /// Plan version, [`PLAN_VERSION`].
     pub version: u32,
-    /// Pod of the sandbox.
+    /// Pod in the sandbox.
     pub pod: PodIdentity,
-    /// Container id of the sandbox.
+    /// Container id that identifies the sandbox.
     pub container: ContainerId,
-    /// Form of the network status.
+    /// How the network status is written.
     pub status: StatusStyle,
-    /// The networks, in the order of attachment; the first is the default network.
+    /// The networks, in attachment order; the first is the default network.
     pub delegates: Vec<Delegate>,
     /// Warnings, which become Events.
     pub warnings: Vec<Warning>,
-    /// Selected networks that [`possible`] leaves out. A plan of [`plan`] has none.
+    /// Selected networks that [`possible`] leaves out; [`plan`] leaves none out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedNetwork>,
     /// Metadata for the planner; the program that executes the plan only keeps it.
@@ -76,46 +78,48 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusedNetwork {
-    /// Name of the network in the status.
+    /// Network name in the status.
     pub network: String,
-    /// Reason.
+    /// Why it cannot be attached.
     pub fault: Fault,
 }
 
-/// Network that a pod is attached to: the unit of ADD, CHECK and DEL.
+/// Network that a pod is attached to: the unit for ADD, CHECK and DEL.
 ///
-/// An attachment is identified by [`Plan::container`], `config_name` and `ifname` in every operation (NPWG1-4.2.1-1).
+/// Every operation identifies an attachment by [`Plan::container`], `config_name` and `ifname`
+/// (NPWG1-4.2.1-1).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Delegate {
-    /// Name of the network in the status: `namespace/name` of its definition, else its CNI name.
+    /// Network name in the status: the definition's `namespace/name`, else the CNI name.
     pub network: String,
     /// Reason why the pod is attached to it.
     pub role: Role,
-    /// CNI name of the network.
+    /// Network name in the CNI configuration.
     pub config_name: NetworkName,
     /// Configuration list to execute, byte for byte.
     pub config: String,
-    /// `CNI_IFNAME`.
+    /// Interface name, passed as `CNI_IFNAME`.
     pub ifname: IfName,
     /// Capability arguments by name; each plugin gets those that it declares.
     pub runtime_config: Object,
-    /// Pairs to append to `CNI_ARGS` of the runtime.
+    /// Pairs to append to the runtime's `CNI_ARGS`.
     pub args: Vec<(String, String)>,
     /// Values that the result must show.
     pub verify: Verify,
-    /// Requests of the pod ([`Element::requests`](crate::selection::Element::requests)), if it selects the network.
+    /// What the pod requests ([`Element::requests`](crate::selection::Element::requests)), if it selects the
+    /// network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<BTreeMap<String, String>>,
     /// Change to default routes after every network is attached.
     pub default_route: DefaultRouteAction,
-    /// Network policies of the attachment, if one selects it.
+    /// Network policies to enforce, if one selects the attachment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<AttachmentPolicy>,
     /// Device information file, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_info: Option<DeviceInfoFile>,
-    /// Reason of each decision.
+    /// Decisions with their reasons.
     pub because: Vec<Decision>,
 }
 
@@ -131,14 +135,14 @@ pub enum Role {
     Selected,
 }
 
-/// Values that the result of an ADD must show.
+/// Values that an ADD result must show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Verify {
-    /// Addresses of the attachment's interface.
+    /// Addresses on the attachment's interface.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<RequestedIp>,
-    /// Hardware address.
+    /// MAC address on that interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<HardwareAddress>,
     /// InfiniBand GUID, if the result shows one.
@@ -146,7 +150,7 @@ pub struct Verify {
     pub guid: Option<HardwareAddress>,
 }
 
-/// Device information file of an attachment.
+/// Device information file for an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceInfoFile {
@@ -157,14 +161,14 @@ pub struct DeviceInfoFile {
     pub path: String,
 }
 
-/// One decision and its reason, for users.
+/// One decision and the reason for it, for users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Subject: `network`, `config`, `interface`, or a key of the selection.
+    /// What was decided: `network`, `config`, `interface`, or a selection key.
     pub what: String,
-    /// Decision.
+    /// What the decision is.
     pub value: String,
-    /// Reason.
+    /// Why.
     pub why: String,
 }
 
@@ -174,16 +178,16 @@ impl Decision {
     }
 }
 
-/// Input of [`plan`].
+/// Everything that [`plan`] needs.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// The pod.
+    /// Pod to plan for.
     pub pod: &'a Pod,
-    /// Sandbox and interface name of the runtime's call.
+    /// Sandbox and interface name in the runtime's call.
     pub sandbox: &'a Sandbox,
-    /// Configuration of the meta-plugin, with the runtime's `runtimeConfig`.
+    /// Meta-plugin configuration, with the runtime's `runtimeConfig`.
     pub node: &'a NodeConfiguration,
-    /// Source of definitions.
+    /// Where definitions are looked up.
     pub definitions: &'a dyn Definitions,
     /// Networks on disk, from [`NodeConfiguration::places`].
     pub disk: &'a Disk,
@@ -191,14 +195,15 @@ pub struct Request<'a> {
     pub devices: &'a Devices,
     /// Definitions that this pod may not use.
     pub access: &'a Access,
-    /// Existing attachments of the sandbox.
+    /// Attachments that the sandbox already has.
     pub held: &'a [Held],
 }
 
-/// Existing attachment of a sandbox. If its network is selected again, it keeps its interface name and device.
+/// Attachment that a sandbox already has. If its network is selected again, interface name and device are
+/// kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Name of the network in the status.
+    /// Network name in the status.
     pub network: String,
     /// Interface name, kept unless the pod requests another name.
     pub ifname: IfName,
@@ -207,7 +212,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whether this is the attachment of `network` with this interface name.
+    /// Whether this attachment is to `network` and has this interface name.
     pub fn is(&self, network: &str, ifname: &IfName) -> bool {
         self.network == network && self.ifname == *ifname
     }
@@ -216,21 +221,22 @@ impl Held {
 /// Sandbox as the runtime identifies it.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
-    /// `CNI_CONTAINERID`.
+    /// Container id, from `CNI_CONTAINERID`.
     pub container: ContainerId,
-    /// `CNI_IFNAME`, the interface name of the default network.
+    /// Interface name for the default network, from `CNI_IFNAME`.
     pub ifname: IfName,
 }
 
-/// Plans the networks of one pod.
+/// Plans a pod's networks.
 ///
 /// # Flow
-/// 1. The default-network annotation, else the node's configuration, determines the default network. The networks of
-///    every pod follow (not in system namespaces), then the selection, in its order.
+/// 1. The default-network annotation, else the node configuration, determines the default network. The
+///    networks that every pod gets follow (not in system namespaces), then the selection, in its order.
 /// 2. Each definition is checked against isolation and `access`, looked up, and resolved by the four rules.
 /// 3. Interface names are assigned: first the requested ones, then the generated ones.
-/// 4. Devices are allocated, each once: first the kept ones, then in the order of the networks.
-/// 5. Each request is passed in every form that a version of the specification names, and in `args.cni` of every plugin.
+/// 4. Devices are allocated, each once: first the kept ones, then in network order.
+/// 5. Each request is passed in every form that a specification version names, and in every plugin's
+///    `args.cni`.
 ///
 /// # Guarantees
 /// - The same input gives the same plan. Interface names differ. No input causes a panic.
@@ -238,8 +244,8 @@ pub struct Sandbox {
 /// - A configuration to which nothing is added keeps its bytes.
 ///
 /// # Errors
-/// The first refusal: an attachment that is impossible as requested, or an invalid annotation if the node's configuration
-/// says so. Otherwise an invalid annotation is ignored, and the plan has a warning.
+/// The first refusal: an attachment that is impossible as requested, or an invalid annotation if the node
+/// configuration says so. Otherwise an invalid annotation is ignored, and the plan has a warning.
 pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
     let plan = possible(request)?;
     match plan.refused.into_iter().next() {
@@ -248,11 +254,11 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
     }
 }
 
-/// Plans the networks of a running pod (hot-plug): as [`plan`], but a selected network that cannot be attached does not stop
-/// the others. The plan names it in [`Plan::refused`].
+/// Plans networks for a running pod (hot-plug): as [`plan`], but if a selected network cannot be attached,
+/// the others still are. The plan names it in [`Plan::refused`].
 ///
-/// Interface names are generated as if every network could be attached, so that a network which is attached later gets the
-/// name that an ADD of the whole selection would give it.
+/// Interface names are generated as if every network could be attached, so that a network which is attached
+/// later gets the same name as if the whole selection had been attached in one ADD.
 ///
 /// # Errors
 /// As [`plan`], for a refusal that concerns more than one selected network.
@@ -319,14 +325,14 @@ fn too_large(subject: &str) -> Refusal {
     )
 }
 
-/// Returns the existing device of this attachment, which it may keep.
+/// Returns the device that this attachment already has and may keep.
 fn held_device<'a>(held: &'a [Held], draft: &networks::Draft, ifname: &IfName) -> Option<&'a str> {
     let asked = draft.element().and_then(|element| element.device_id.as_deref());
     let id = held.iter().find(|held| held.is(&draft.label, ifname))?.device.as_deref();
     id.filter(|id| asked.is_none_or(|asked| asked == *id))
 }
 
-/// Returns the delegate of one draft, with all its requests passed on to the plugins.
+/// Returns the delegate for one draft, with all requests passed on to the plugins.
 fn delegate(
     request: &Request<'_>,
     draft: &networks::Draft,
@@ -370,7 +376,7 @@ impl Plan {
     /// Reads a plan from JSON.
     ///
     /// # Errors
-    /// Code 6: not a plan, or a plan of a newer version, which this release might misinterpret.
+    /// Code 6: not a plan, or a newer plan version, which this release might misinterpret.
     pub fn read(bytes: &[u8]) -> Result<Plan, cni::Error> {
         #[derive(Deserialize)]
         struct Head {
@@ -392,7 +398,7 @@ impl Plan {
 }
 
 impl Delegate {
-    /// Returns the id of the allocated device, which every plugin of the configuration contains.
+    /// Returns the allocated device's id, which every plugin finds in the configuration.
     pub fn device(&self) -> Option<String> {
         let network = Network::parse(self.config.as_bytes(), &self.network).ok()?;
         network.plugins.first()?.text("deviceID").ok()?
@@ -406,7 +412,7 @@ impl Verify {
     }
 }
 
-/// Returns a fault of a network reference inside an annotation.
+/// Returns a fault in a network reference inside an annotation.
 fn reference_fault(rule: Rule, draft_subject: &str, network: &NetworkReference, reason: &str) -> Fault {
     Fault::new(rule, draft_subject, reason).showing(&format!("{:?}", network.to_string()))
 }

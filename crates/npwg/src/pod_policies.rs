@@ -1,4 +1,5 @@
-//! Network policies of planned pods, and the attachments of pods as policies see them, from the objects of the pods.
+//! Network policies for planned pods, and pod attachments as policies see them, both derived from the pod
+//! objects.
 
 mod plan_policies;
 mod pod_networks;

@@ -25,22 +25,22 @@ pub use crate::metadata::Labels;
 use crate::metadata::{Definition, NetworkReference, Pod};
 use crate::plan::Access;
 
-/// Key of the annotation.
+/// Annotation key.
 pub const ACCESS: &str = "weft.dev/access";
-/// Maximum length of a policy, in bytes.
+/// Maximum length for a policy, in bytes.
 const POLICY_MAX: usize = 64 * 1024;
 
 /// Reason for a pod that only the container runtime describes.
 const UNKNOWN: &str = "its labels and service account are unknown because the API server does not respond";
 
-/// Access policy of a definition.
+/// Access policy on a definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy(Vec<Rule>);
 
-/// Policies of definitions that have one; an error if a policy cannot be read.
+/// Policies on those definitions that have one; an error if a policy cannot be read.
 pub type Policies = BTreeMap<NetworkReference, Result<Policy, PolicyError>>;
 
-/// Error of a policy that cannot be read. Such a policy admits no pod.
+/// Why a policy cannot be read. Such a policy admits no pod.
 #[derive(Debug, Error)]
 pub enum PolicyError {
     /// The annotation is too long.
@@ -55,12 +55,12 @@ pub enum PolicyError {
     /// A rule has no condition, and would admit every pod.
     #[error("annotation {ACCESS}: [{index}]: names nothing: write one of {known}", known = CONDITIONS)]
     NoCondition {
-        /// Index of the rule.
+        /// Index of the rule in the policy.
         index: usize,
     },
 }
 
-/// Conditions of a rule.
+/// Conditions that a rule can have.
 const CONDITIONS: &str = "namespaces, namespaceSelector, podSelector, serviceAccounts";
 
 /// Conditions on a pod.
@@ -73,7 +73,7 @@ struct Rule {
     service_accounts: Option<BTreeSet<String>>,
 }
 
-/// Conditions on labels.
+/// Condition on labels, like `metav1.LabelSelector`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Selector {
@@ -99,7 +99,7 @@ enum Operator {
     DoesNotExist,
 }
 
-/// Returns the policies of these definitions.
+/// Returns the policies on these definitions.
 pub fn policies<'a>(
     definitions: impl IntoIterator<Item = (&'a NetworkReference, &'a Definition)>,
 ) -> Policies {
@@ -109,12 +109,12 @@ pub fn policies<'a>(
     definitions.into_iter().filter_map(policy).collect()
 }
 
-/// Whether a policy has a condition on the labels of the pod's namespace.
+/// Whether a policy has a condition on the labels that the pod's namespace has.
 pub fn need_namespace_labels(policies: &Policies) -> bool {
     policies.values().flatten().any(Policy::needs_namespace_labels)
 }
 
-/// Returns the definitions that the policies deny to the pod; unknown labels of its namespace fit no selector.
+/// Returns the definitions that the policies deny to the pod; unknown namespace labels fit no selector.
 pub fn access(pod: &Pod, policies: Policies, namespace: Option<&Labels>) -> Access {
     let mut denied = BTreeMap::new();
     for (reference, policy) in policies {
@@ -132,7 +132,7 @@ pub fn access(pod: &Pod, policies: Policies, namespace: Option<&Labels>) -> Acce
 }
 
 impl Policy {
-    /// Returns the policy of a definition, if it has one.
+    /// Returns the definition's policy, if it has one.
     ///
     /// # Errors
     /// The annotation cannot be read.
@@ -161,12 +161,12 @@ impl Policy {
         Ok(Policy(rules))
     }
 
-    /// Whether a rule has a condition on the labels of the pod's namespace.
+    /// Whether a rule has a condition on the labels that the pod's namespace has.
     pub fn needs_namespace_labels(&self) -> bool {
         self.0.iter().any(|rule| rule.namespace_selector.is_some())
     }
 
-    /// Whether the pod may use the definition; unknown labels of its namespace fit no selector.
+    /// Whether the pod may use the definition; unknown namespace labels fit no selector.
     pub fn admits(&self, pod: &Pod, namespace: Option<&Labels>) -> bool {
         self.0.iter().any(|rule| rule.fits(pod, namespace))
     }

@@ -1,4 +1,4 @@
-//! Transport protocols of network policies and of the named ports of containers.
+//! Transport protocols in network policies and in named container ports.
 //!
 //! Source: Kubernetes API reference, `Protocol`.
 
@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Transport protocol.
+/// Transport protocol that has ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Protocol {
@@ -21,7 +21,7 @@ pub enum Protocol {
 // === impl Protocol ===
 
 impl Protocol {
-    /// All protocols.
+    /// Every protocol that a policy can name.
     pub const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
     /// Returns the name in a policy.

@@ -1,11 +1,11 @@
-//! Faults of an input, and their consequence for the pod.
+//! Faults in an input, and what they mean for the pod.
 //!
 //! The specification has two consequences, which are the two variants of [`Refusal`]:
-//! - An *invalid annotation* is ignored as a whole, unless the node's configuration says otherwise.
+//! - An *invalid annotation* is ignored as a whole, unless the node configuration says otherwise.
 //! - A *failing attachment* fails the pod.
 //!
-//! Only faults for which the specification says "shall be invalid and ignored" make an annotation invalid. All others
-//! fail the pod.
+//! Only faults for which the specification says "shall be invalid and ignored" make an annotation invalid.
+//! All others fail the pod.
 //!
 //! Source: multi-network specification, 4.1.2.1.* and 7.2; conflicts C3 and C4.
 
@@ -17,26 +17,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::rule::Rule;
 
-/// Maximum length of an invalid value that a message repeats, in characters.
+/// Maximum length up to which a message repeats an invalid value, in characters.
 const QUOTE_MAX: usize = 80;
 
-/// One step of a path in a JSON document.
+/// One step on the way to a value in a JSON document.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Step {
-    /// Element of an array.
+    /// Array element.
     Index(usize),
-    /// Field of an object.
+    /// Object field.
     Key(String),
 }
 
-/// Path in a document: `[1].ips[0]`. Its keys are untrusted input; `Display` shortens and escapes them.
+/// Path in a document: `[1].ips[0]`. The keys are untrusted input; `Display` shortens and escapes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct KeyPath(Vec<Step>);
 
 impl KeyPath {
-    /// Returns the path of the whole document.
+    /// Returns the path to the whole document.
     pub fn root() -> KeyPath {
         KeyPath::default()
     }
@@ -62,7 +62,7 @@ impl KeyPath {
         &self.0
     }
 
-    /// Whether this is the path of the whole document.
+    /// Whether the path leads to the whole document.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
@@ -81,12 +81,13 @@ impl fmt::Display for KeyPath {
     }
 }
 
-/// Fault of an input: broken rule, place, value, reason, and a suggestion.
+/// Fault in an input: broken rule, place, value, reason, and a suggestion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Rule that the input breaks.
     pub rule: Rule,
-    /// Name of the document: `annotation k8s.v1.cni.cncf.io/networks`, `network-attachment-definition a/b`.
+    /// What the document is called: `annotation k8s.v1.cni.cncf.io/networks`, `network-attachment-definition
+    /// a/b`.
     pub subject: String,
     /// Path in the document.
     #[serde(default, skip_serializing_if = "KeyPath::is_root")]
@@ -94,7 +95,7 @@ pub struct Fault {
     /// The invalid value, quoted and shortened; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub value: String,
-    /// Reason.
+    /// Why it is wrong.
     pub reason: String,
     /// Suggestion; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -102,7 +103,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Returns a fault of the whole document `subject`.
+    /// Returns a fault that concerns the document `subject` as a whole.
     pub fn new(rule: Rule, subject: impl Into<String>, reason: impl Into<String>) -> Fault {
         Fault {
             rule,
@@ -159,7 +160,8 @@ pub fn quote(text: &str) -> String {
     clip(&format!("{text:?}"))
 }
 
-/// Returns the beginning of `text`, short enough for a message and without characters that could break a log line.
+/// Returns the beginning of `text`, short enough for a message and without characters that could break a log
+/// line.
 pub fn clip(text: &str) -> String {
     let mut short: String =
         text.chars().take(QUOTE_MAX).map(|c| if is_control(c) { ' ' } else { c }).collect();
@@ -185,12 +187,12 @@ impl Refusal {
         Refusal::AttachmentFailed(Box::new(fault))
     }
 
-    /// Returns a refusal of the whole annotation.
+    /// Returns a refusal that makes the whole annotation invalid.
     pub fn invalid(fault: Fault) -> Refusal {
         Refusal::AnnotationInvalid(Box::new(fault))
     }
 
-    /// Returns the fault.
+    /// Returns the fault, whatever the consequence.
     pub fn fault(&self) -> &Fault {
         match self {
             Refusal::AnnotationInvalid(fault) | Refusal::AttachmentFailed(fault) => fault,
@@ -207,7 +209,7 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 impl From<Refusal> for Error {
-    /// Returns an error of code 7 whose details name the rule.
+    /// Returns an error with code 7 whose details name the rule.
     fn from(refusal: Refusal) -> Error {
         let kind = match &refusal {
             Refusal::AnnotationInvalid(_) => "annotation invalid",
@@ -221,14 +223,14 @@ impl From<Refusal> for Error {
 /// Warning about a valid plan. The node agent creates an Event for each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// Kind of the warning, the reason of the Event.
+    /// What kind of warning this is; the Event gets it as reason.
     pub event: Reason,
-    /// The fault.
+    /// What is wrong.
     #[serde(flatten)]
     pub fault: Fault,
 }
 
-/// Kinds of warnings; each is the reason of an Event.
+/// Warning kinds; each is used as an Event reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Reason {
     /// The annotation is invalid and was ignored.
@@ -242,7 +244,7 @@ pub enum Reason {
 }
 
 impl Warning {
-    /// Returns a warning of this kind.
+    /// Returns a warning.
     pub fn new(event: Reason, fault: Fault) -> Warning {
         Warning { event, fault }
     }

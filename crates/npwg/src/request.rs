@@ -1,6 +1,6 @@
-//! Types of the requests in a selection element that have no equivalent in the CNI conventions.
+//! Types for requests in a selection element that have no equivalent in the CNI conventions.
 //!
-//! Addresses, ports and limits use the types of [`cni::capability`], the form in which plugins receive them.
+//! Addresses, ports and limits use the types in [`cni::capability`], the form in which plugins receive them.
 //!
 //! Source: multi-network specification v1.3, 4.1.2.1.3–4.1.2.1.10; CONVENTIONS.md; RFC 4391 §9.1.1 (IPoIB).
 
@@ -9,11 +9,12 @@ use std::net::IpAddr;
 use cni::address::format_mac;
 use cni::capability::HardwareAddress;
 
-/// Length of an Ethernet address, in bytes.
+/// Ethernet address length, in bytes.
 pub const ETHERNET_LENGTH: usize = 6;
-/// Length of an IP-over-InfiniBand address, in bytes. The specification allows it up to v1.1; weft still accepts it (C2).
+/// IP-over-InfiniBand address length, in bytes. The specification allows such addresses up to v1.1; weft
+/// still does (C2).
 pub const INFINIBAND_LENGTH: usize = 20;
-/// Length of an InfiniBand GUID, in bytes.
+/// InfiniBand GUID length, in bytes.
 pub const GUID_LENGTH: usize = 8;
 
 /// Burst that plugins get if the pod specifies only a rate, in bits.
@@ -21,17 +22,17 @@ pub const GUID_LENGTH: usize = 8;
 /// The reference plugin requires a burst. Kubernetes runtimes send this value with their own limits.
 pub const DEFAULT_BURST: u64 = i32::MAX as u64;
 
-/// Returns the GUID in an IPoIB address: its lower eight bytes. Other addresses have none.
+/// Returns the GUID in an IPoIB address: the lower eight bytes. Other addresses have none.
 pub fn guid_of(mac: &HardwareAddress) -> Option<HardwareAddress> {
     let bytes = mac.bytes();
     let lower = (bytes.len() == INFINIBAND_LENGTH).then(|| bytes.last_chunk::<GUID_LENGTH>()).flatten()?;
     HardwareAddress::parse(&format_mac(lower))
 }
 
-/// Request of an element for the default route.
+/// What an element requests for the default route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DefaultRoute {
-    /// No request.
+    /// The element does not mention the default route.
     #[default]
     NotRequested,
     /// `[]`: the default route uses this attachment, with the gateway that its plugins choose (C12).

@@ -31,16 +31,16 @@ use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning, quote};
 use crate::request::DefaultRoute;
 use crate::rule::Rule;
 
-/// Maximum length of an annotation, in bytes: Kubernetes' limit for all annotations of an object together.
+/// Maximum length for an annotation, in bytes: Kubernetes' limit for all annotations on an object together.
 pub const ANNOTATION_MAX: usize = 256 * 1024;
 
-/// Maximum number of elements of one annotation.
+/// Maximum number of elements in one annotation.
 pub const ELEMENTS_MAX: usize = 128;
 
 /// Maximum number of warnings for one annotation; further ones are dropped.
 pub const WARNINGS_MAX: usize = 16;
 
-/// One of the two annotations.
+/// Annotation in which a pod selects networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Annotation {
     /// `k8s.v1.cni.cncf.io/networks`: any number of further networks.
@@ -71,13 +71,13 @@ pub struct Element {
     pub index: usize,
     /// The definition; an omitted namespace is already replaced by the default.
     pub network: NetworkReference,
-    /// Requested addresses.
+    /// Addresses that the pod requests.
     pub ips: Vec<RequestedIp>,
-    /// Requested hardware address.
+    /// MAC address that the pod requests.
     pub mac: Option<HardwareAddress>,
-    /// Requested InfiniBand GUID.
+    /// InfiniBand GUID that the pod requests.
     pub guid: Option<HardwareAddress>,
-    /// Requested interface name.
+    /// Interface name that the pod requests.
     pub interface: Option<IfName>,
     /// Arguments that the plugins get under `args.cni`, unchanged.
     pub cni_args: Object,
@@ -141,7 +141,7 @@ impl Element {
     }
 }
 
-/// Content of one annotation and all its faults.
+/// What one annotation contains, and all faults in it.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// Elements that could be read.
@@ -152,10 +152,10 @@ pub struct Reading {
     pub warnings: Vec<Warning>,
 }
 
-/// A valid annotation.
+/// Valid annotation.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// The elements, in the order of the annotation.
+    /// Elements, in annotation order.
     pub elements: Vec<Element>,
     /// Faults that change nothing.
     pub warnings: Vec<Warning>,
@@ -191,14 +191,14 @@ impl Reading {
     }
 }
 
-/// Parser state of one annotation.
+/// Parser state for one annotation.
 struct Reader {
     annotation: Annotation,
     reading: Reading,
 }
 
 impl Reader {
-    /// Returns a fault of this annotation, to be completed by the caller.
+    /// Returns a fault in this annotation, to be completed by the caller.
     fn fault(&self, rule: Rule, reason: impl Into<String>) -> Fault {
         Fault::new(rule, self.annotation.subject(), reason)
     }

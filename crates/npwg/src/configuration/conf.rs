@@ -1,7 +1,7 @@
-//! Conversion of the configuration as written to [`NodeConfiguration`].
+//! Conversion from the configuration as written to [`NodeConfiguration`].
 //!
-//! Keys are matched as Go's JSON decoder matches them. `delegates` and `runtimeConfig` are passed on, so their bytes
-//! are kept.
+//! Keys are matched as Go's JSON decoder matches them. `delegates` and `runtimeConfig` are passed on, so
+//! their bytes are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -61,7 +61,7 @@ macro_rules! conf {
             $(#[serde(rename = $key)] $field: $type,)*
         }
 
-        /// Names of the keys in [`Conf`].
+        /// JSON names for all keys in [`Conf`].
         const CONF_KEYS: &[&str] = &[$($key),*];
     };
 }
@@ -152,8 +152,8 @@ fn unknown_keys(object: &Object, flavour: Flavour) -> Result<Vec<Warning>, Error
     Ok(warnings)
 }
 
-/// Reads `delegates` or `clusterNetwork`; exactly one of them must be set. Under the name `multus` `clusterNetwork` takes
-/// precedence, as in Multus.
+/// Reads `delegates` or `clusterNetwork`; exactly one must be set. Under the name `multus`, `clusterNetwork`
+/// takes precedence, as in Multus.
 fn default_network(
     object: &Object,
     cluster_network: &str,
@@ -196,7 +196,7 @@ fn default_network(
     }
 }
 
-/// Reads the name of a network, or a path if the text contains `/`.
+/// Reads a network name, or a path if the text contains `/`.
 fn place(key: &str, text: &str) -> Result<Place, Error> {
     if text.contains('/') {
         return path(key, text).map(Place::Path);
@@ -309,7 +309,8 @@ impl Conf {
         named.map(|text| namespace("systemNamespaces", text)).collect()
     }
 
-    /// Reads `auxiliaryCNIChainName`. Its directory is beside the file of the default network, so there must be such a file.
+    /// Reads `auxiliaryCNIChainName`. The directory is beside the default network's file, so there must be
+    /// such a file.
     fn auxiliary_chain(&self, default_network: &DefaultNetwork) -> Result<Option<String>, Error> {
         let key = "auxiliaryCNIChainName";
         match (self.auxiliary_chain.as_str(), default_network) {

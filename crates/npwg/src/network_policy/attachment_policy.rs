@@ -1,4 +1,4 @@
-//! Policies of one attachment in the form that the plan contains and the kernel enforces: addresses and ports only.
+//! Policies for one attachment as the plan contains and the kernel enforces them: addresses and ports only.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{AddressRange, Direction, Protocol};
 
-/// Largest number of rules of an attachment in one direction.
+/// Maximum number of rules that an attachment has in one direction.
 pub const COMPILED_RULES_MAX: usize = 1024;
-/// Largest number of addresses in the sets of an attachment.
+/// Maximum number of addresses in an attachment's sets.
 pub const ADDRESSES_MAX: usize = 65_536;
 
-/// Policies of one attachment.
+/// Policies for one attachment.
 ///
-/// A direction that is absent is not isolated: all its traffic passes.
+/// If a direction is absent, it is not isolated: all traffic passes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AttachmentPolicy {
@@ -24,41 +24,41 @@ pub struct AttachmentPolicy {
     /// Traffic from the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<IsolatedDirection>,
-    /// Addresses of the peers, by set. A set changes when peers start and stop; the rules do not.
+    /// Peer addresses, by set. A set changes when peers start and stop; the rules do not.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub sets: BTreeMap<String, Vec<IpAddr>>,
 }
 
-/// Direction in which only the traffic of rules, and replies, pass.
+/// Direction in which only traffic that a rule allows, and replies, can pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IsolatedDirection {
-    /// Rules, each of which allows traffic.
+    /// Rules, each of which allows some traffic.
     pub rules: Vec<CompiledRule>,
 }
 
-/// Rule of an attachment.
+/// Rule that the kernel enforces for an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompiledRule {
-    /// Policy, as `namespace/name`.
+    /// Policy that the rule comes from, as `namespace/name`.
     pub policy: String,
-    /// Index of the rule in its policy and direction.
+    /// Index that the rule has in its policy and direction.
     pub rule: usize,
-    /// Peers.
+    /// Peers that may send or receive.
     pub peers: CompiledPeers,
-    /// Ports of the destination; none means all traffic, also of protocols without ports.
+    /// Destination ports; none means all traffic, including protocols without ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PortRange>,
 }
 
-/// Peers of a rule.
+/// Peers that a rule allows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CompiledPeers {
-    /// All addresses.
+    /// Every address.
     Any,
-    /// The addresses of a set and of ranges.
+    /// Only addresses in a set and in ranges.
     Only {
-        /// Name of the set in [`AttachmentPolicy::sets`]; absent for a rule without selectors.
+        /// Set name in [`AttachmentPolicy::sets`]; absent for a rule without selectors.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         set: Option<String>,
         /// Ranges that neither overlap nor touch.
@@ -67,10 +67,10 @@ pub enum CompiledPeers {
     },
 }
 
-/// Ports of a protocol, from the first to the last one.
+/// Port range in one protocol, first and last port included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PortRange {
-    /// Protocol.
+    /// Transport protocol.
     pub protocol: Protocol,
     /// First port.
     pub first: u16,

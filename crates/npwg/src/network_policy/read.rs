@@ -1,7 +1,9 @@
-//! Reader and validation of a MultiNetworkPolicy object.
+//! Reader and validation for MultiNetworkPolicy objects.
 //!
-//! - Unknown fields and unsupported values are faults, never ignored: an ignored condition would allow too much.
-//! - A requirement that cannot be read is absent from a selector, so that the policy selects more pods, and denies for them.
+//! - Unknown fields and unsupported values are faults, never ignored: an ignored condition would allow too
+//!   much.
+//! - A requirement that cannot be read is absent from a selector, so that the policy selects more pods, and
+//!   denies for them.
 //!
 //! Source: Kubernetes `pkg/apis/networking/validation`; `metav1.LabelSelector` validation.
 
@@ -29,7 +31,7 @@ struct Isolation {
     egress: bool,
 }
 
-/// Returns the policy of an object as the API server has it, or as it is in a file.
+/// Returns the policy in an object from the API server or from a file.
 ///
 /// The policy has faults, and then no rules, if anything in the object is not understood.
 pub fn read(object: &Value) -> NetworkPolicy {
@@ -101,7 +103,7 @@ fn version(reader: &mut ValueReader, fields: &Fields<'_>) -> bool {
     }
 }
 
-/// Reads the annotation with the networks of the policy.
+/// Reads the annotation that names the policy's networks.
 fn networks(
     reader: &mut ValueReader,
     annotations: Option<&Value>,
@@ -178,7 +180,8 @@ fn rules(
     rules
 }
 
-/// Checks the number of peers and address ranges of all rules: each attachment that the policy selects has them.
+/// Checks how many peers and address ranges all rules have together, because each selected attachment gets
+/// them all.
 fn check_size(reader: &mut ValueReader, spec: &KeyPath, directions: &[&Vec<PolicyRule>]) {
     let all = || directions.iter().flat_map(|rules| rules.iter()).flat_map(|rule| &rule.peers);
     let ranges = all().map(|peer| match peer {
@@ -304,7 +307,7 @@ fn end_port(reader: &mut ValueReader, field: &Field<'_>, first: u16) -> Option<u
     Some(last)
 }
 
-/// Checks the name of a container's port, an IANA service name.
+/// Checks a container port's name, which must be an IANA service name.
 fn port_name(reader: &mut ValueReader, field: &Field<'_>, name: &str) -> Option<()> {
     let is_legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let good = (1..=15).contains(&name.len())
@@ -386,7 +389,7 @@ fn requirement(reader: &mut ValueReader, field: &Field<'_>) -> Option<Requiremen
     Some(Requirement { key: name.to_owned(), operator })
 }
 
-/// Whether `key` is the key of a label: `[DOMAIN/]NAME`.
+/// Whether `key` is a valid label key: `[DOMAIN/]NAME`.
 fn label_key(reader: &mut ValueReader, field: &Field<'_>, key: &str) -> bool {
     let (domain, name) = match key.split_once('/') {
         Some((domain, name)) => (Some(domain), name),
@@ -409,7 +412,8 @@ fn label_value(reader: &mut ValueReader, field: &Field<'_>, value: &str) -> bool
     good
 }
 
-/// Whether a text is empty, or up to 63 letters, digits and `-_.` that begins and ends with one of the first two.
+/// Whether a text is empty, or at most 63 letters, digits and `-_.` that begins and ends with a letter or
+/// digit.
 fn is_label_text(text: &str) -> bool {
     let is_end = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
     text.len() <= 63

@@ -1,4 +1,4 @@
-//! Reader of a JSON value that notes every fault with its path, and continues.
+//! Reader for a JSON value that notes every fault with its path, and continues.
 
 use serde_json::{Map, Value};
 
@@ -6,17 +6,17 @@ use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath};
 use crate::rule::Rule;
 
-/// Largest number of faults that are noted for one object.
+/// Maximum number of faults that are noted for one object.
 const FAULTS_MAX: usize = 32;
 
-/// Value with its place in the object.
+/// Value and where it is in the object.
 #[derive(Clone, Debug)]
 pub(super) struct Field<'a> {
     pub(super) value: &'a Value,
     pub(super) path: KeyPath,
 }
 
-/// Collector of the faults of one object.
+/// Collector for an object's faults.
 #[derive(Debug)]
 pub(super) struct ValueReader {
     subject: String,
@@ -38,7 +38,7 @@ impl ValueReader {
         self.faults
     }
 
-    /// Notes a fault of a value.
+    /// Notes that a value is wrong, and why.
     pub(super) fn fault(&mut self, field: &Field<'_>, reason: impl Into<String>, cure: &str) {
         let shown = match field.value {
             Value::Array(_) | Value::Object(_) | Value::Null => String::new(),
@@ -59,7 +59,7 @@ impl ValueReader {
         }
     }
 
-    /// Returns the fields of an object; one that is not `known` is a fault.
+    /// Returns an object's fields; one that is not `known` is a fault.
     pub(super) fn object<'a>(&mut self, field: &Field<'a>, known: &[&str]) -> Fields<'a> {
         let Value::Object(map) = field.value else {
             self.fault(field, format!("must be an object, this is {}", kind(field.value)), "");
@@ -77,7 +77,7 @@ impl ValueReader {
         Fields { map: Some(map), path: field.path.clone() }
     }
 
-    /// Returns the fields of an object with at most `max` fields of any name.
+    /// Returns the fields in an object that may have any field names, at most `max`.
     pub(super) fn object_of_any<'a>(&mut self, field: &Field<'a>, max: usize) -> Fields<'a> {
         let map = field.value.as_object();
         match map {
@@ -90,7 +90,7 @@ impl ValueReader {
         Fields { map: None, path: field.path.clone() }
     }
 
-    /// Returns the elements of a list of at most `max`.
+    /// Returns the elements in a list that may have at most `max`.
     pub(super) fn list<'a>(&mut self, field: &Field<'a>, max: usize) -> Vec<Field<'a>> {
         let Value::Array(all) = field.value else {
             self.fault(field, format!("must be a list, this is {}", kind(field.value)), "");
@@ -115,7 +115,7 @@ impl ValueReader {
     }
 }
 
-/// Fields of an object.
+/// An object's fields.
 #[derive(Clone, Debug)]
 pub(super) struct Fields<'a> {
     map: Option<&'a Map<String, Value>>,
@@ -131,19 +131,19 @@ impl<'a> Fields<'a> {
         Some(Field { value, path: self.path.key(key) })
     }
 
-    /// Returns the names and values of all fields.
+    /// Returns all names and values.
     pub(super) fn all(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> + use<'a, '_> {
         let entries = self.map.into_iter().flatten();
         entries.map(|(key, value)| (key.as_str(), Field { value, path: self.path.key(key) }))
     }
 
-    /// Returns the path of a field.
+    /// Returns a field's path.
     pub(super) fn path(&self, key: &str) -> KeyPath {
         self.path.key(key)
     }
 }
 
-/// Returns the kind of a value in messages.
+/// Returns what messages call this kind of value.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -10,24 +10,24 @@ use super::{Direction, NetworkPolicy, PodAttachment, PolicyPeer, PolicyRule, Pro
 /// One end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Party<'a> {
-    /// Attachment of a pod.
+    /// A pod, by one attachment.
     Pod(PodAttachment<'a>),
     /// Address that belongs to no pod with policies.
     Address(IpAddr),
 }
 
-/// Rule of a policy.
+/// Where a rule is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PolicyRuleReference {
-    /// Policy, as `namespace/name`.
+    /// Policy that contains it, as `namespace/name`.
     pub policy: String,
-    /// Direction of the rule.
+    /// Direction that it is for.
     pub direction: Direction,
-    /// Index of the rule in the list of its direction.
+    /// Index in the list for that direction.
     pub rule: usize,
 }
 
-/// Decision of one end about a connection.
+/// What one end decides about a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Decision {
@@ -37,7 +37,7 @@ pub enum Decision {
     SamePod,
     /// The first rule that allows the connection.
     Allowed(PolicyRuleReference),
-    /// Policies that select this end; none of their rules allows the connection.
+    /// Policies that select this end; none has a rule that allows the connection.
     Denied(Vec<String>),
 }
 
@@ -46,15 +46,15 @@ pub enum Decision {
 pub struct Verdict {
     /// Whether the connection is allowed.
     pub allowed: bool,
-    /// Decision about the egress of its source.
+    /// Decision for egress, made at the source.
     pub egress: Decision,
-    /// Decision about the ingress of its destination.
+    /// Decision for ingress, made at the destination.
     pub ingress: Decision,
-    /// Rules with address blocks that could not be compared, because the addresses of the peer are unknown.
+    /// Rules with address blocks that could not be compared, because the peer's addresses are unknown.
     pub undecided: Vec<PolicyRuleReference>,
 }
 
-/// Returns the verdict on a connection from one party to a port of another.
+/// Returns the verdict on a connection from one party to a port on another.
 pub fn verdict(
     policies: &[NetworkPolicy],
     from: &Party<'_>,
@@ -90,7 +90,7 @@ struct Connection<'a> {
     port: u16,
 }
 
-/// Comparison with the peers of a rule.
+/// Result when a party is compared with a rule's peers.
 #[derive(PartialEq, Eq)]
 enum Fit {
     Yes,

@@ -1,7 +1,8 @@
 //! Check whether a pod may use a definition.
 //!
-//! Isolation on the node and access policies of the cluster apply to both annotations. A definition that a pod may not
-//! select may not be its default network either (M14). Networks that the administrator configures are not checked.
+//! Isolation on the node and access policies in the cluster apply to both annotations. A definition that a
+//! pod may not select may not be its default network either (M14). Networks that the administrator configures
+//! are not checked.
 //!
 //! Source: multi-network specification, 7.4; Multus `namespaceIsolation`.
 
@@ -13,7 +14,7 @@ use crate::refusal::{Fault, Refusal};
 
 use super::Request;
 
-/// Access policies of the cluster, evaluated for one pod by the caller.
+/// Access policies in the cluster, which the caller evaluated for one pod.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// Definitions that this pod may not use, each with the reason.

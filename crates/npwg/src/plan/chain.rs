@@ -1,9 +1,10 @@
-//! Configuration list of a delegate, with the pod's requests added to each of its plugins.
+//! Configuration list for a delegate, with the pod's requests added to each plugin.
 //!
-//! Only `args` and, for a device, `deviceID` and `pciBusID` change. Every other value keeps its bytes. A list to which
-//! nothing is added is passed on unchanged.
+//! Only `args` and, for a device, `deviceID` and `pciBusID` change. Every other value keeps its bytes. A list
+//! to which nothing is added is passed on unchanged.
 //!
-//! Source: multi-network specification v1.0, 4.1.2.1.3.2; v1.1, 4.1.2.1.6.2; Multus `addDeviceIDInConfList`; conflict C7.
+//! Source: multi-network specification v1.0, 4.1.2.1.3.2; v1.1, 4.1.2.1.6.2; Multus `addDeviceIDInConfList`;
+//! conflict C7.
 
 use cni::error::Error;
 use cni::network::Network;
@@ -14,7 +15,7 @@ use super::{CONFIGURATIONS_MAX, too_large};
 use crate::refusal::{Fault, KeyPath, Refusal};
 use crate::rule::Rule;
 
-/// Returns the list to execute. Each key of `args_cni` replaces the one under a plugin's `args.cni`.
+/// Returns the list to execute. Each key in `args_cni` replaces the one under a plugin's `args.cni`.
 pub(super) fn render(
     network: &Network,
     args_cni: &Object,
@@ -30,7 +31,7 @@ pub(super) fn render(
     if complete && args_cni.is_empty() && device.is_none() {
         return Ok(String::from_utf8_lossy(network.bytes()).into_owned());
     }
-    // A few bytes of a pod's request, added to each of very many plugins, must not become gigabytes.
+    // Even a few requested bytes must not become gigabytes when they are added to very many plugins.
     let added: usize = args_cni.iter().map(|(key, value)| key.len() + value.get().len()).sum();
     if added.saturating_mul(network.plugins.len()) > CONFIGURATIONS_MAX {
         return Err(too_large(subject));

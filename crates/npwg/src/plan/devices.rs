@@ -1,13 +1,13 @@
-//! Allocation of a pod's devices to its networks, each device at most once.
+//! Allocation from a pod's devices to its networks, each device at most once.
 //!
-//! One allocator serves both annotations and the node's own networks (M15). A network whose definition names a resource gets
-//! the next free device of that resource, in the order of the networks. An element with `deviceID` gets that device if
-//! it belongs to the definition's resource (C10). A network without a free device fails the plan. In a sandbox that is
-//! already attached, a network keeps its device.
+//! One allocator serves both annotations and the node's own networks (M15). A network whose definition names
+//! a resource gets the next free device from that resource, in network order. An element with `deviceID` gets
+//! that device if it belongs to the definition's resource (C10). A network without a free device fails the
+//! plan. In a sandbox that is already attached, a network keeps its device.
 //!
-//! Some resources have no devices: they mark the nodes that have a network, so that the scheduler chooses one of them
-//! (KubeVirt, OpenShift, ovs-cni). A network of such a resource is attached without a device, unless one of its plugins
-//! takes one.
+//! Some resources have no devices: they mark the nodes that have a network, so that the scheduler chooses one
+//! (KubeVirt, OpenShift, ovs-cni). A network with such a resource is attached without a device, unless one of
+//! its plugins takes one.
 //!
 //! Source: Multus `GetResourceMap`; annotation `k8s.v1.cni.cncf.io/resourceName`.
 
@@ -20,24 +20,24 @@ use crate::metadata::RESOURCE_NAME;
 use crate::refusal::{Fault, Refusal, quote};
 use crate::rule::Rule;
 
-/// Allocator of the devices of one pod.
+/// Device allocator for one pod.
 pub(super) struct DeviceAllocator<'a> {
     devices: &'a Devices,
     used: Vec<(&'a str, &'a str)>,
 }
 
-/// Device of one attachment.
+/// Device for one attachment.
 pub(super) struct AllocatedDevice {
-    /// Id.
+    /// Device id.
     pub(super) id: String,
-    /// Resource of the device.
+    /// Resource that the device belongs to.
     pub(super) resource: String,
-    /// Reason of the choice.
+    /// Why this device was chosen.
     pub(super) why: String,
 }
 
 impl<'a> DeviceAllocator<'a> {
-    /// Returns an allocator in which the devices of existing attachments are used.
+    /// Returns an allocator in which devices that existing attachments have are used.
     pub(super) fn new<'d>(
         devices: &'a Devices,
         held: impl Iterator<Item = (&'d Draft, &'d Option<&'d str>)>,
@@ -55,7 +55,7 @@ impl<'a> DeviceAllocator<'a> {
         DeviceAllocator { devices, used }
     }
 
-    /// Returns the device of this network, if it needs one; `held` is the device it has already.
+    /// Returns this network's device, if it needs one; `held` is the device that it already has.
     pub(super) fn take(
         &mut self,
         draft: &Draft,
@@ -98,10 +98,10 @@ impl<'a> DeviceAllocator<'a> {
 const DEVICE_PLUGINS: [&str; 6] =
     ["sriov", "ib-sriov", "accelerated-bridge", "vdpa", "host-device", "macvtap"];
 
-/// Keys that name the device of `host-device` in its configuration.
+/// Keys with which a `host-device` configuration itself names the device.
 const OWN_DEVICE: [&str; 4] = ["device", "hwaddr", "kernelpath", "pciBusID"];
 
-/// Whether a plugin of the network takes the device that is allocated to the pod.
+/// Whether one of the network's plugins takes the device that is allocated to the pod.
 pub fn takes_device(network: &Network) -> bool {
     network.plugins.iter().any(|plugin| {
         let capabilities = plugin.read_object("capabilities").ok().flatten().unwrap_or_default();

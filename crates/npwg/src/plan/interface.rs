@@ -1,8 +1,9 @@
 //! Assignment of interface names: first the requested ones, then the generated ones.
 //!
-//! A network without a request gets `net<N>`, where N is its index among the networks, as with Multus. If another
-//! element requests that name, the network gets the next free `net<N>` after the last index (M23). So a generated name
-//! never takes a requested one. In a sandbox that is already attached, a network keeps its name.
+//! A network without a request gets `net<N>`, where N is its index among the networks, as with Multus. If
+//! another element requests that name, the network gets the next free `net<N>` after the last index (M23), so
+//! a generated name never takes a requested one. In a sandbox that is already attached, a network keeps its
+//! name.
 //!
 //! Source: multi-network specification, 4.1.2.1.5, 4.2.1; Multus `getIfname`.
 
@@ -18,8 +19,8 @@ use crate::rule::Rule;
 /// Interface that every network namespace has.
 const LOOPBACK: &str = "lo";
 
-/// Returns a name and its reason for each draft, in order; `first` is the name that the runtime requests. Of networks that
-/// cannot be attached, the names that they request stay free; `count` is the number of all networks.
+/// Returns a name and the reason for it, for each draft in order; `first` is the name that the runtime
+/// requests. Names requested by networks that cannot be attached stay free; `count` includes those networks.
 pub(super) fn assign(
     first: &IfName,
     drafts: &[Draft],
@@ -69,12 +70,13 @@ pub(super) fn assign(
     Ok(names)
 }
 
-/// Whether an annotation requests the name of this interface.
+/// Whether an annotation requests this interface's name.
 fn names_interface(draft: &Draft) -> bool {
     draft.element().is_some_and(|element| element.interface.is_some())
 }
 
-/// Returns the name that each draft keeps; the names of a network are kept by its drafts in order.
+/// Returns the name that each draft keeps; if a network is attached several times, its drafts keep the names
+/// in order.
 fn keep(drafts: &[Draft], held: &[Held], taken: &mut BTreeSet<String>) -> Vec<Option<IfName>> {
     let mut held: Vec<&Held> = held.iter().collect();
     let mut kept = Vec::with_capacity(drafts.len());

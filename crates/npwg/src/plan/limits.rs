@@ -1,8 +1,9 @@
-//! Limits of the rendered configuration that a plugin receives: its size and its nesting.
+//! Limits for the rendered configuration that a plugin receives: size and nesting.
 //!
-//! A plugin gets its part of the list together with `runtimeConfig` and, from the second plugin on and for every DEL and
-//! CHECK, with `prevResult`. The limits apply to the rendered configuration, in which values of a pod are three levels
-//! deeper than in the annotation. Every plugin can read a configuration within the limits, for every verb.
+//! A plugin gets its part of the list together with `runtimeConfig` and, from the second plugin on and for
+//! every DEL and CHECK, with `prevResult`. The limits apply to the rendered configuration, in which a pod's
+//! values are three levels deeper than in the annotation. Every plugin can read a configuration within the
+//! limits, for every verb.
 
 use cni::config::NESTING_MAX;
 use cni::object::{DOCUMENT_MAX, Object};
@@ -13,7 +14,7 @@ use crate::rule::Rule;
 /// Room for `prevResult` and the keys that the runtime adds, in bytes.
 const RESULT_ROOM: usize = 256 << 10;
 
-/// Maximum size of a rendered list with its `runtimeConfig`, in bytes.
+/// Maximum size for a rendered list with `runtimeConfig`, in bytes.
 const LIST_MAX: usize = DOCUMENT_MAX - RESULT_ROOM;
 
 /// Refuses a rendered list that a plugin could not read.
@@ -39,7 +40,7 @@ pub(super) fn check(list: &str, runtime_config: &Object, subject: &str) -> Resul
     Ok(())
 }
 
-/// Returns the deepest nesting of arrays and objects in valid JSON.
+/// Returns how deeply arrays and objects are nested in valid JSON.
 fn nesting(json: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let (mut quoted, mut escaped) = (false, false);

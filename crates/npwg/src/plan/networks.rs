@@ -1,8 +1,9 @@
-//! Choice of a pod's networks and their order.
+//! Choice and order of a pod's networks.
 //!
-//! 1. The default network: that of the pod's default-network annotation, else that of the node's configuration.
-//! 2. The networks of every pod (`delegates[1..]`, and `defaultNetworks` outside the system namespaces).
-//! 3. The networks that the pod selects, in the order of its annotation.
+//! 1. The default network, from the pod's default-network annotation, else from the node configuration.
+//! 2. The networks that every pod gets (`delegates[1..]`, and `defaultNetworks` outside the system
+//!    namespaces).
+//! 3. The networks that the pod selects, in annotation order.
 //! 4. The auxiliary chain, if its directory has files.
 //!
 //! Source: multi-network specification, 4.2, 6 and 6.2; Multus `k8sclient.go`, `multus.go`.
@@ -23,15 +24,15 @@ use crate::request::DefaultRoute;
 use crate::rule::Rule;
 use crate::selection::{Annotation, Element, Reading};
 
-/// Networks of a pod.
+/// A pod's networks, collected from all sources.
 pub(super) struct Collected {
-    /// The networks that can be attached as far as their definitions show, in order.
+    /// Networks that can be attached as far as their definitions show, in order.
     pub(super) drafts: Vec<Draft>,
     /// Selected networks that cannot be attached.
     pub(super) refused: Vec<RefusedNetwork>,
     /// Interface names that these request.
     pub(super) reserved: Vec<IfName>,
-    /// Number of all networks.
+    /// How many networks there are, including those that cannot be attached.
     pub(super) count: usize,
 }
 
@@ -41,28 +42,28 @@ pub(super) struct Draft {
     pub(super) label: String,
     /// Reason why it is attached.
     pub(super) role: Role,
-    /// Index among all networks of the pod, also those that cannot be attached.
+    /// Index among all networks for the pod, including those that cannot be attached.
     pub(super) index: usize,
-    /// Plugins.
+    /// Plugins to execute.
     pub(super) network: Network,
-    /// Name in messages.
+    /// What messages call it.
     pub(super) subject: String,
     /// Device-plugin resource that an attachment uses.
     pub(super) resource: Option<String>,
-    /// Element of the annotation, if a pod selects the network.
+    /// Annotation element, if a pod selects the network.
     pub(super) asked: Option<Asked>,
     named_by: String,
     origin: String,
 }
 
-/// Element and its annotation.
+/// Element and the annotation that contains it.
 pub(super) struct Asked {
     pub(super) annotation: Annotation,
     pub(super) element: Element,
 }
 
 impl Asked {
-    /// Returns a fault of this element's `key`.
+    /// Returns a fault at this element's `key`.
     pub(super) fn fault(&self, rule: Rule, key: &str, reason: impl Into<String>) -> Fault {
         let path = KeyPath::root().index(self.element.index).key(key);
         Fault::new(rule, self.annotation.subject(), reason).at(path)
@@ -97,7 +98,7 @@ impl Draft {
         Decision::new("network", &self.label, self.named_by.clone())
     }
 
-    /// Returns the decision about its configuration.
+    /// Returns the decision that names where the configuration comes from.
     pub(super) fn origin(&self) -> Decision {
         Decision::new("config", &self.network.name, self.origin.clone())
     }
@@ -105,7 +106,7 @@ impl Draft {
 
 /// Returns the definitions that a plan for `pod` needs, so that the caller can fetch them first.
 ///
-/// Definitions of an invalid annotation are left out.
+/// Definitions in an invalid annotation are left out.
 pub fn wanted(pod: &Pod, node: &NodeConfiguration) -> BTreeSet<NetworkReference> {
     let mut wanted = BTreeSet::new();
     for annotation in [Annotation::DefaultNetwork, Annotation::Networks] {
@@ -126,7 +127,7 @@ pub fn wanted(pod: &Pod, node: &NodeConfiguration) -> BTreeSet<NetworkReference>
     wanted
 }
 
-/// Returns the namespace of an element without one.
+/// Returns the namespace for an element that names none.
 fn home<'a>(annotation: Annotation, pod: &'a Pod, node: &'a NodeConfiguration) -> &'a str {
     match annotation {
         Annotation::Networks => &pod.namespace,
@@ -134,7 +135,7 @@ fn home<'a>(annotation: Annotation, pod: &'a Pod, node: &'a NodeConfiguration) -
     }
 }
 
-/// Returns every network of the pod, in order.
+/// Returns every network for the pod, in order.
 pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Result<Collected, Refusal> {
     let node = request.node;
     let mut chosen = selected(request, Annotation::DefaultNetwork, warnings)?.into_iter();
@@ -187,7 +188,7 @@ pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Res
     Ok(Collected { drafts, refused, reserved, count })
 }
 
-/// Returns the elements of an annotation; none if it is absent, or invalid and ignored.
+/// Returns an annotation's elements; none if it is absent, or invalid and ignored.
 fn selected(
     request: &Request<'_>,
     annotation: Annotation,
@@ -240,7 +241,8 @@ fn of_element(request: &Request<'_>, annotation: Annotation, element: Element) -
     })
 }
 
-/// Returns the resource of a selected network: that of its definition, else the one that the pod requests.
+/// Returns the resource for a selected network: the one that the definition names, else the one that the pod
+/// requests.
 fn resource(asked: &Asked, definition: &Definition) -> Result<Option<String>, Refusal> {
     let own = definition.resource();
     let Some(requested) = asked.element.resource.as_deref() else { return Ok(own.map(str::to_owned)) };
@@ -380,7 +382,7 @@ fn missing(request: &Request<'_>, place: &Place, key: &str) -> Fault {
     Fault::new(Rule::UnknownNodeNetwork, key, reason).showing(&format!("{value:?}"))
 }
 
-/// Returns Multus's auxiliary chain: a plugin without effect, followed by every file of the directory.
+/// Returns Multus's auxiliary chain: a plugin without effect, followed by every file in the directory.
 fn auxiliary(request: &Request<'_>) -> Result<Option<Draft>, Refusal> {
     let (Some(name), Some(directory)) = (&request.node.auxiliary_chain, request.node.auxiliary_directory())
     else {

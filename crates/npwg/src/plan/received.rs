@@ -1,7 +1,8 @@
-//! Validation of a plan that another process made: `weft-cni` executes it as root, and the agent may be compromised.
+//! Validation for a plan that another process made: `weft-cni` executes it as root, and the agent may be
+//! compromised.
 //!
-//! A plan that [`super::plan`] makes passes. The configurations in a plan are those of a definition, which may use every
-//! option of a plugin (`docs/security.md`).
+//! A plan that [`super::plan`] makes passes. Its configurations come from definitions, which may use every
+//! plugin option (`docs/security.md`).
 
 use std::collections::BTreeSet;
 
@@ -18,10 +19,11 @@ use crate::device::{PLUGIN_DIRECTORY, attachment_file, is_plugin_file};
 use crate::refusal::quote;
 
 impl Plan {
-    /// Fails unless the plan is for this sandbox and pod, and names only files of device information of the sandbox.
+    /// Fails unless the plan is for this sandbox and pod, and only names device information files that belong
+    /// to the sandbox.
     ///
     /// # Errors
-    /// Code 6, with the path of the field.
+    /// Code 6, with the field's path.
     pub fn expect_for(&self, sandbox: &Sandbox, pod: &PodIdentity) -> Result<(), Error> {
         if self.version > PLAN_VERSION {
             return Err(refused("version", self.version, "of a later release"));
@@ -89,7 +91,7 @@ impl Plan {
     }
 }
 
-/// Fails if the configuration is not that of a network, or contains a meta-plugin.
+/// Fails if the configuration does not describe a network, or contains a meta-plugin.
 fn expect_plugins(delegate: &Delegate) -> Result<(), String> {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
     let network = network.map_err(|error| error.to_string())?;

@@ -1,8 +1,10 @@
-//! Assignment of the default route: the network that gets it, its gateways, and the networks that lose it.
+//! Assignment of the default route: the network that gets it, through which gateways, and the networks that
+//! lose it.
 //!
-//! - At most one network requests it. Address families are independent: an IPv4 gateway moves only IPv4 (C13).
-//! - Of several gateways of a family the first is preferred: they get the metrics 100, 101, … in their order. A single
-//!   gateway gets no metric (C14).
+//! - At most one network requests it. Address families are independent: an IPv4 gateway moves only IPv4
+//!   (C13).
+//! - If a family has several gateways, the first is preferred: they get the metrics 100, 101, … in their
+//!   order. A single gateway gets no metric (C14).
 //! - `[]` leaves the gateway to the network's plugins (C12). Only their results show which families move.
 //! - A request on the default network itself changes no other network (C15).
 //!
@@ -18,32 +20,32 @@ use crate::refusal::Refusal;
 use crate::request::DefaultRoute;
 use crate::rule::Rule;
 
-/// Metric of the most preferred of several gateways.
+/// Metric for the most preferred among several gateways.
 const FIRST_METRIC: u32 = 100;
 
-/// Change to the default routes of one attachment's interface, after every network is attached.
+/// What happens to the default routes on one attachment's interface after every network is attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum DefaultRouteAction {
-    /// No change.
+    /// They stay as they are.
     Untouched,
-    /// Remove the default routes of these families from this interface, because another attachment gets them.
+    /// Remove this interface's default routes in these families, because another attachment gets them.
     Yield {
         /// Index of the delegate that gets them.
         to: usize,
         /// Families to remove.
         families: Families,
     },
-    /// Keep the default routes of its plugins; the other attachments yield to it.
+    /// Keep the default routes that the plugins set; the other attachments yield to it.
     Keep,
-    /// Replace the default routes of the gateways' families.
+    /// Replace the default routes in the families that the gateways have.
     Via {
         /// Gateways, most preferred first.
         gateways: Vec<Gateway>,
     },
 }
 
-/// Address families of a default route.
+/// Address families in which a default route changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Families {
@@ -51,13 +53,13 @@ pub enum Families {
     V4,
     /// Only IPv6.
     V6,
-    /// Both.
+    /// IPv4 and IPv6.
     Both,
     /// The families in which the holder has a default route after its ADD.
     OfHolder,
 }
 
-/// Gateway of a default route.
+/// Gateway for a default route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
     /// Next hop.

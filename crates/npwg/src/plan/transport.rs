@@ -37,9 +37,9 @@ use crate::rule::Rule;
 /// Values to pass to the plugins, by form.
 #[derive(Default)]
 pub(super) struct Channels {
-    /// Keys of `args.cni` of every plugin.
+    /// Keys that every plugin gets in `args.cni`.
     pub(super) args_cni: Object,
-    /// Capability arguments.
+    /// Capability arguments, for plugins that declare the capability.
     pub(super) runtime_config: Object,
     /// Pairs to append to `CNI_ARGS`.
     pub(super) args: Vec<(String, String)>,
@@ -79,7 +79,7 @@ pub(super) fn channels(
 }
 
 impl Channels {
-    /// Adds the device, and returns its device information file.
+    /// Adds the device, and returns where its information file is.
     pub(super) fn add_device(
         &mut self,
         device: Option<&AllocatedDevice>,
@@ -114,7 +114,7 @@ impl Channels {
     }
 }
 
-/// Requests of one element, and the values to fill in.
+/// What one element requests, and the values to fill in.
 struct Requests<'a> {
     asked: &'a Asked,
     policy: IpRequestPolicy,
@@ -207,7 +207,7 @@ impl Requests<'_> {
         Ok(())
     }
 
-    /// Passes the port mappings; on the default network they are added to those of the runtime.
+    /// Passes the port mappings; on the default network they are added to the runtime's.
     fn port_mappings(&mut self) -> Result<(), Refusal> {
         let own = &self.asked.element.port_mappings;
         let given: Vec<Value> =
@@ -219,7 +219,7 @@ impl Requests<'_> {
         Ok(())
     }
 
-    /// Enforces a request of v1.0: the policy decides whether the capability is required.
+    /// Enforces a v1.0 request: the policy decides whether the capability is required.
     fn enforce<T: Serialize>(&mut self, key: &str, value: &T) -> Result<(), Refusal> {
         if self.channels.declare(key, value) {
             return Ok(());
@@ -234,7 +234,7 @@ impl Requests<'_> {
         }
     }
 
-    /// Passes a request of v1.1 or later, for which only the capability shows that a plugin implements it.
+    /// Passes a request from v1.1 or later, which a plugin implements only if it declares the capability.
     fn require_capability<T: Serialize>(
         &mut self,
         key: &str,
@@ -276,7 +276,7 @@ impl Requests<'_> {
         Ok(())
     }
 
-    /// Refuses a `cni-args` key that contradicts the request of the same name (C8).
+    /// Refuses a `cni-args` key that contradicts the request with the same name (C8).
     fn agree<T: Serialize + ?Sized>(
         &self,
         key: &str,

@@ -1,7 +1,7 @@
-//! Virtual machine of KubeVirt that a pod runs: its addresses follow the machine instead of the pod.
+//! KubeVirt virtual machine that a pod runs: addresses follow the machine instead of the pod.
 //!
-//! The name is passed to IPAM plugins of weft in `args.cni`. It is a proposal: the node agent compares it with the pod and the
-//! VirtualMachineInstance before an address is leased.
+//! The name is passed to weft's IPAM plugins in `args.cni`. It is a proposal: the node agent compares it with
+//! the pod and the VirtualMachineInstance before an address is leased.
 //!
 //! Source: kubevirt/kubevirt, pods `virt-launcher-…`; kubevirt/ipam-extensions, `allowPersistentIPs`.
 
@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use crate::metadata::Pod;
 
-/// Option of a definition: whether addresses of virtual machines are kept; for weft, by default they are.
+/// Option in a definition: whether virtual machines keep their addresses. With weft they do by default.
 const ALLOW: &str = "allowPersistentIPs";
-/// Types of the IPAM plugins that keep addresses.
+/// IPAM plugin types that keep addresses.
 const PLUGINS: [&str; 2] = ["weft-ipam", "whereabouts"];
 
 /// Returns the virtual machine whose addresses a network keeps, if the pod runs one.

@@ -1,4 +1,4 @@
-//! Policies of a planned pod: each delegate that a policy selects gets its [`AttachmentPolicy`].
+//! Policies in a pod's plan: each delegate that a policy selects gets an [`AttachmentPolicy`].
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use crate::plan::{Decision, Delegate, Plan};
 use crate::refusal::{Fault, Refusal};
 use crate::rule::Rule;
 
-/// Name of the decision about an attachment that policies select.
+/// What the decision about an attachment that policies select is called.
 pub const ISOLATED: &str = "isolated";
-/// Largest size ([`encoded_size`]) of the policies of a pod: messages and journal entries are limited.
+/// Maximum size ([`encoded_size`]) of all policies for a pod: messages and journal entries are limited.
 pub const POD_POLICIES_MAX: usize = 8 << 20;
 
-/// Adds the policies of its attachments to the plan of a pod. `pods` are all pods that can be peers; their addresses are
-/// those that [`PodNetworks`] finds.
+/// Adds to a pod's plan the policies for each attachment. `pods` are all pods that can be peers;
+/// [`PodNetworks`] finds their addresses.
 ///
 /// # Errors
 /// As [`add_resolved_to_plan`].
@@ -46,12 +46,12 @@ pub fn add_to_plan(
     add_resolved_to_plan(plan, pod, &candidates, &resolve_all(&candidates, &attachments))
 }
 
-/// Adds the policies of its attachments to the plan of a pod. `addresses` are those of the peers of each policy, by its name
-/// (`namespace/name`); a policy without them allows no peer that a selector would select.
+/// Adds to a pod's plan the policies for each attachment. `addresses` has each policy's peer addresses, by
+/// policy name (`namespace/name`). If a policy is not in it, selectors allow no peer.
 ///
 /// # Errors
-/// The policies of an attachment cannot be enforced: the pod's labels are unknown, or the policies are too large, alone or
-/// with those of the pod's other attachments.
+/// An attachment's policies cannot be enforced: the pod's labels are unknown, or the policies are too large,
+/// alone or together with those for the pod's other attachments.
 pub fn add_resolved_to_plan(
     plan: &mut Plan,
     pod: &Pod,
@@ -84,8 +84,8 @@ pub fn add_resolved_to_plan(
     Ok(())
 }
 
-/// Returns the policies of a pod's attachment to a network, and the decision that the plan gets; `None` if no policy selects
-/// it. `addresses` as for [`add_resolved_to_plan`].
+/// Returns the policies for a pod's attachment to a network, and the decision that the plan gets; `None` if
+/// no policy selects it. `addresses` as for [`add_resolved_to_plan`].
 ///
 /// # Errors
 /// The policies are too large.
@@ -106,7 +106,7 @@ pub fn attachment_policy(
     Ok(Some((compiled, because)))
 }
 
-/// Returns an upper bound of the size of policies in a message, in bytes.
+/// Returns an upper bound for the size that policies have in a message, in bytes.
 pub fn encoded_size(policy: &AttachmentPolicy) -> usize {
     const RULE: usize = 512;
     const RANGE: usize = 128;
@@ -124,7 +124,8 @@ pub fn encoded_size(policy: &AttachmentPolicy) -> usize {
     rules.chain(sets).sum()
 }
 
-/// Returns a pod's own attachment, whose addresses and the labels of whose namespace do not matter to its policies.
+/// Returns the pod's attachment without addresses and namespace labels, which do not matter to its own
+/// policies.
 pub fn own_attachment<'a>(network: &'a NetworkReference, pod: &'a Pod) -> PodAttachment<'a> {
     PodAttachment {
         namespace: &pod.namespace,
@@ -141,7 +142,7 @@ fn refusal(subject: String, reason: &str) -> Refusal {
     Refusal::failed(Fault::new(Rule::NetworkPolicyNotEnforceable, subject, reason))
 }
 
-/// Returns the definition of a delegate, if it has one. Policies name definitions alone.
+/// Returns the definition for a delegate, if it has one. Policies can only name definitions.
 pub fn reference(delegate: &Delegate) -> Option<NetworkReference> {
     let (namespace, name) = delegate.network.split_once('/')?;
     Some(NetworkReference::new(namespace, name))

@@ -1,7 +1,8 @@
-//! Attachments of a pod as far as its object describes them: the networks that it selects, and their addresses.
+//! A pod's attachments as far as its object describes them: the networks that it selects, and their
+//! addresses.
 //!
-//! The addresses are those of the network-status annotation. [`PodNetworks::of`] takes the requested ones (`ips`) for a
-//! network that is not in it yet.
+//! The addresses come from the network-status annotation. For a network that is not in it yet,
+//! [`PodNetworks::of`] takes the requested ones (`ips`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,38 +14,38 @@ use crate::protocol::Protocol;
 use crate::selection::{Annotation, Element, Reading};
 use crate::status::{Entry, NETWORK_STATUS};
 
-/// Largest number of addresses of one attachment that are used.
+/// Maximum number of addresses that are used for one attachment.
 const ADDRESSES_MAX: usize = 32;
 
 /// Pod with the networks that it selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodNetworks {
-    /// Namespace.
+    /// Namespace that the pod is in.
     pub namespace: String,
-    /// Name.
+    /// Pod name.
     pub name: String,
     labels: Labels,
     ports: BTreeMap<String, (Protocol, u16)>,
-    /// Networks with the pod's addresses, in the order of the selection.
+    /// Networks with the pod's addresses, in selection order.
     pub networks: Vec<(NetworkReference, Vec<IpAddr>)>,
 }
 
 // === impl PodNetworks ===
 
 impl PodNetworks {
-    /// Returns the networks of a pod; none if it uses the network of its node.
+    /// Returns a pod's networks; none if it uses the host network.
     pub fn of(pod: &Pod) -> PodNetworks {
         let requested = |element: &Element| element.ips.iter().map(ToString::to_string).collect();
         PodNetworks::with(pod, &requested)
     }
 
-    /// Returns the networks of a pod, with addresses of the network-status alone. A pod that was never attached requests
-    /// addresses, too.
+    /// Returns a pod's networks with addresses from the network status alone, because a pod that was never
+    /// attached can request addresses, too.
     pub fn attached(pod: &Pod) -> PodNetworks {
         PodNetworks::with(pod, &|_| Vec::new())
     }
 
-    /// Returns the networks of a pod. `otherwise` are the addresses of a network without network-status.
+    /// Returns a pod's networks. `otherwise` gives the addresses for a network without network status.
     fn with(pod: &Pod, otherwise: &dyn Fn(&Element) -> Vec<String>) -> PodNetworks {
         let annotation = Annotation::Networks;
         let text = pod.annotations.get(annotation.key()).filter(|_| !pod.host_network);
@@ -104,7 +105,7 @@ impl PodNetworks {
     }
 }
 
-/// Returns the address of a text with or without a prefix length.
+/// Reads an address, with or without prefix length.
 fn address(text: &str) -> Option<IpAddr> {
     text.split('/').next()?.parse().ok()
 }

@@ -25,7 +25,7 @@ use crate::refusal::{Fault, KeyPath, Reason};
 use crate::request::{DefaultRoute, guid_of};
 use crate::rule::Rule;
 
-/// Known keys of an element.
+/// Keys that an element can have.
 const KEYS: &[&str] = &[
     "name",
     "namespace",
@@ -43,8 +43,8 @@ const KEYS: &[&str] = &[
     "interfaceRequest",
 ];
 
-/// Keys of which an empty value of the right type counts as absent. An empty `ips` is invalid by the specification, and an
-/// empty `default-route` is a request.
+/// Keys for which an empty value of the right type counts as absent. An empty `ips` is invalid by the
+/// specification, and an empty `default-route` is a request.
 const EMPTY_IS_ABSENT: &[&str] = &[
     "mac",
     "interface",
@@ -73,10 +73,10 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("device", "deviceID"),
 ];
 
-/// Maximum length of an unknown key that a warning repeats, in bytes.
+/// Maximum length up to which a warning repeats an unknown key, in bytes.
 const LONGEST_KEY: usize = 64;
 
-/// Known keys of a port mapping and of a bandwidth object.
+/// Keys that a port mapping can have; those in a bandwidth object follow.
 const PORT_KEYS: &[&str] = &["hostPort", "containerPort", "protocol", "hostIP"];
 const BANDWIDTH_KEYS: &[&str] = &["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
 
@@ -137,7 +137,7 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
     Some(element)
 }
 
-/// Returns the cure of an element that is no reference.
+/// Returns a hint for an element that is no reference.
 fn cure_of_reference(text: &str) -> &'static str {
     if text.is_empty() {
         "remove the comma in front of it or after it"
@@ -150,14 +150,14 @@ fn cure_of_reference(text: &str) -> &'static str {
     }
 }
 
-/// Completes a fault with the place, value and reason of `wrong`.
+/// Adds to a fault the place, value and reason from `wrong`.
 fn complete(mut fault: Fault, wrong: Wrong) -> Fault {
     let Wrong { path, value, reason } = wrong;
     fault.reason = reason;
     fault.at(path).showing(&value)
 }
 
-/// Parser of the keys of one element.
+/// Parser for one element's keys.
 struct Keys<'a> {
     reader: &'a mut Reader,
     object: &'a Object,
@@ -186,12 +186,12 @@ impl Keys<'_> {
         network.map(|_| element)
     }
 
-    /// Returns the value of `key` and its path as written, unless it counts as absent.
+    /// Returns the value at `key` and its path as written, unless it counts as absent.
     fn value(&self, key: &str) -> Option<(KeyPath, Value)> {
         self.written(key).filter(|(_, value)| !(EMPTY_IS_ABSENT.contains(&key) && is_empty(key, value)))
     }
 
-    /// Returns the value of `key` and its path as written; a `null` value counts as absent.
+    /// Returns the value at `key` and its path as written; a `null` value counts as absent.
     fn written(&self, key: &str) -> Option<(KeyPath, Value)> {
         let raw = self.object.get(key).filter(|raw| raw.get() != "null")?;
         let written = self.object.iter().find(|(k, _)| *k == key);
@@ -273,7 +273,7 @@ impl Keys<'_> {
         new.or(old)
     }
 
-    /// Reads `cni-args` and keeps its bytes, which only plugins interpret.
+    /// Reads `cni-args` without changing a byte, because only plugins interpret it.
     fn cni_args(&mut self) -> Object {
         self.or_invalid("cni-args", Rule::InvalidCniArgs, |path, value| {
             value::object(path, value).map(|_| ())
@@ -323,7 +323,7 @@ impl Keys<'_> {
         })
     }
 
-    /// Refuses a hardware address and a GUID that differ: the lower 8 bytes of the address must be the GUID (C11).
+    /// Refuses a hardware address and a GUID that differ: the address's lower 8 bytes must be the GUID (C11).
     fn compare(&mut self, element: &Element) {
         if let (Some(mac), Some(guid)) = (&element.mac, &element.guid)
             && guid_of(mac).as_ref() != Some(guid)
@@ -385,7 +385,7 @@ impl Keys<'_> {
     }
 }
 
-/// Returns the fault of a name, with the cure if it is a reference.
+/// Returns the fault in a name, with a hint if it is a reference.
 fn fault_of_name(text: &str, fault: String) -> String {
     match (text.split_once('/'), text.split_once('@')) {
         (Some((namespace, name)), _) => {
@@ -398,7 +398,7 @@ fn fault_of_name(text: &str, fault: String) -> String {
     }
 }
 
-/// Whether the value of a key is empty and has the type of the key.
+/// Whether a value is empty and has the type that its key requires.
 fn is_empty(key: &str, value: &Value) -> bool {
     match value {
         Value::Array(list) => key == "portMappings" && list.is_empty(),

@@ -1,8 +1,9 @@
-//! The two forms of an annotation's value: a comma-delimited list of references, or a JSON list of objects.
+//! Two forms in which an annotation is written: a comma-delimited list of references, or a JSON list of
+//! objects.
 //!
-//! The first character after leading blanks decides the form. A value of neither form fails the pod instead of being
-//! ignored: the specification ignores only invalid values of certain keys, and a pod that silently starts without its
-//! networks is worse than a pod that fails.
+//! The first character after leading blanks decides the form. If a value has neither, it fails the pod
+//! instead of being ignored: the specification only ignores invalid values for certain keys, and a pod that
+//! silently starts without its networks is worse than a pod that fails.
 //!
 //! Source: multi-network specification, 4.1.1 and 4.1.2; conflict C16; Multus defect M9.
 
@@ -16,13 +17,13 @@ use crate::rule::Rule;
 
 /// One element, not yet checked.
 pub(super) enum Item {
-    /// Element of the comma-delimited form: `[namespace/]name[@interface]`.
+    /// Element in the comma-delimited form: `[namespace/]name[@interface]`.
     Reference(String),
-    /// Element of the JSON form.
+    /// Element in the JSON form.
     Object(Object),
 }
 
-/// Splits `text` into its elements; reports invalid elements and leaves them out.
+/// Splits `text` into elements; reports invalid elements and leaves them out.
 pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
     if text.len() > ANNOTATION_MAX {
         let fault = reader.fault(Rule::AnnotationTooLarge, format!("longer than {ANNOTATION_MAX} bytes"));

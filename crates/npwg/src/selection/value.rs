@@ -1,4 +1,4 @@
-//! Conversion of an element's values from JSON to checked types.
+//! Conversion from JSON values in an element to checked types.
 //!
 //! Source: multi-network specification v1.3, 4.1.2.1.3–4.1.2.1.10, key by key.
 
@@ -13,17 +13,17 @@ use serde_json::{Map, Value};
 use crate::refusal::{KeyPath, quote};
 use crate::request::{DEFAULT_BURST, ETHERNET_LENGTH, GUID_LENGTH, INFINIBAND_LENGTH};
 
-/// Error of a value that its key does not allow.
+/// Why a key does not allow a value.
 pub(super) struct Wrong {
     /// Path within the document.
     pub(super) path: KeyPath,
     /// The invalid value, as JSON.
     pub(super) value: String,
-    /// Reason.
+    /// Reason to show to the user.
     pub(super) reason: String,
 }
 
-/// Result of reading a value.
+/// What a reader returns.
 pub(super) type Read<T> = Result<T, Wrong>;
 
 fn wrong<T>(path: &KeyPath, value: &Value, reason: impl Into<String>) -> Read<T> {
@@ -54,7 +54,7 @@ pub(super) fn object<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a Map<Strin
     }
 }
 
-/// Reads a list of at least one address; duplicates are removed.
+/// Reads a list with at least one address; duplicates are removed.
 pub(super) fn ips(path: &KeyPath, value: &Value) -> Read<Vec<RequestedIp>> {
     let mut ips: Vec<RequestedIp> = Vec::new();
     for (index, item) in list(path, value)?.iter().enumerate() {
@@ -72,7 +72,7 @@ pub(super) fn ips(path: &KeyPath, value: &Value) -> Read<Vec<RequestedIp>> {
     }
 }
 
-/// Reads a hardware address of six or twenty bytes.
+/// Reads a hardware address with six or twenty bytes.
 pub(super) fn mac(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
     let lengths = [ETHERNET_LENGTH, INFINIBAND_LENGTH];
     match HardwareAddress::parse(text(path, value)?).filter(|mac| lengths.contains(&mac.bytes().len())) {
@@ -93,7 +93,7 @@ pub(super) fn mac(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
     }
 }
 
-/// Reads a GUID of eight bytes.
+/// Reads a GUID, which has eight bytes.
 pub(super) fn guid(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
     match HardwareAddress::parse(text(path, value)?).filter(|guid| guid.bytes().len() == GUID_LENGTH) {
         Some(guid) => Ok(guid),
@@ -116,7 +116,7 @@ pub(super) fn interface(path: &KeyPath, value: &Value) -> Read<IfName> {
     }
 }
 
-/// Reads a list of at least one port mapping.
+/// Reads a list with at least one port mapping.
 pub(super) fn port_mappings(path: &KeyPath, value: &Value) -> Read<Vec<PortMapping>> {
     let items = list(path, value)?;
     if items.is_empty() {
@@ -167,7 +167,7 @@ pub(super) fn bandwidth(path: &KeyPath, value: &Value) -> Read<Bandwidth> {
             None => wrong(&at, value, "must be a whole number above 0"),
         },
     };
-    // Rate and burst of one direction; plugins read a rate of 0 as "no limit".
+    // Rate and burst in one direction; plugins read a rate of 0 as "no limit".
     let limit = |rate_key: &str, burst_key: &str| match (number(rate_key)?, number(burst_key)?) {
         (Some(rate), burst) => Ok((rate, burst.unwrap_or(DEFAULT_BURST))),
         (None, None) => Ok((0, 0)),
@@ -199,14 +199,14 @@ pub(super) fn gateways(path: &KeyPath, value: &Value) -> Read<Vec<IpAddr>> {
     Ok(gateways)
 }
 
-/// Returns the entry of `key`, matched exactly or else by case folding; a `null` value counts as absent.
+/// Returns the entry at `key`, matched exactly or else by case folding; a `null` value counts as absent.
 fn find<'a>(map: &'a Map<String, Value>, path: &KeyPath, key: &str) -> Option<(KeyPath, &'a Value)> {
     let folded = || map.iter().rev().find(|(k, _)| cni::fold::same(k, key));
     let (written, value) = map.get_key_value(key).or_else(folded)?;
     (!value.is_null()).then(|| (path.key(written), value))
 }
 
-/// Returns the unknown keys of an object: those without a dot that are not in `known`.
+/// Returns an object's unknown keys: those without a dot that are not in `known`.
 pub(super) fn unknown<'a>(keys: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<&'a str> {
     let is_known = |key: &str| known.iter().any(|k| cni::fold::same(k, key));
     keys.filter(|key| !key.contains('.') && !is_known(key)).collect()
