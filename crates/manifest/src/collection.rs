@@ -1,10 +1,12 @@
-//! Objects of several manifests, and the lookup of a pod among them.
+//! Objects from several manifests, in which pods are looked up.
 //!
 //! - An unknown pod is an error, never a pod without networks (M13).
-//! - A runtime call without a pod (outside of Kubernetes) uses the networks of the node's configuration for every pod.
-//! - Uid and name must both match, so that a recreated pod is not confused with its predecessor of the same name.
-//! - Of several pods with one name the first counts; of definitions the last, as if they were applied in order.
-//! - Access policies apply as in a cluster. Labels of a namespace that is in no manifest are unknown.
+//! - A runtime call without a pod (outside of Kubernetes) gets the networks that the node configuration has
+//!   for every pod.
+//! - Uid and name must both match, so that a recreated pod is not confused with its predecessor.
+//! - If several pods have one name, the first counts; with definitions it is the last, as if they were
+//!   applied in order.
+//! - Access policies apply as in a cluster. If a namespace is in no manifest, its labels are unknown.
 
 use std::collections::BTreeMap;
 
@@ -20,23 +22,23 @@ use npwg::plan::{self, Plan, PodIdentity, Sandbox};
 use npwg::pod_policies;
 use npwg::policy::{self, Labels};
 
-/// Objects of several manifests.
+/// Objects from several manifests.
 #[derive(Clone, Debug, Default)]
 pub struct Collection {
-    /// Pods and the pod templates of workloads.
+    /// Pods, and pod templates in workloads.
     pub pods: Vec<Pod>,
-    /// Definitions.
+    /// Definitions by namespace and name.
     pub definitions: BTreeMap<NetworkReference, Definition>,
-    /// MultiNetworkPolicies; of those with one name, the last one.
+    /// MultiNetworkPolicies; if two have one name, the last one.
     pub policies: BTreeMap<(String, String), NetworkPolicy>,
-    /// Labels of namespaces.
+    /// Labels, by namespace.
     pub namespaces: BTreeMap<String, Labels>,
-    /// Errors of files and objects that could not be read, as `path: why`.
+    /// Files and objects that could not be read, as `path: why`.
     pub problems: Vec<String>,
 }
 
 impl Collection {
-    /// Adds the content of the file at `path`.
+    /// Adds everything in the file at `path`.
     pub fn add(&mut self, path: &str, manifest: Manifest) {
         let Manifest { source, pods, definitions, namespaces, policies, others: _, problems } = manifest;
         self.pods.extend(pods.into_iter().map(|located| located.value.pod));
@@ -53,7 +55,7 @@ impl Collection {
         }));
     }
 
-    /// Returns the plan for the pod of this identity.
+    /// Returns a plan for the identified pod.
     ///
     /// # Errors
     /// The pod is unknown, or the plan refuses it. The details list what could not be read in the manifests.
@@ -94,7 +96,7 @@ impl Collection {
         }
     }
 
-    /// Returns the pod of this identity; its annotations may come from the runtime instead of a manifest.
+    /// Returns the identified pod; its annotations may come from the runtime instead of a manifest.
     ///
     /// # Errors
     /// Code 3: the pod is unknown, or known with another uid.

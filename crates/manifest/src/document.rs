@@ -1,12 +1,14 @@
-//! YAML parser: converts a file to one tree for each document, or an error.
+//! YAML parser: converts each document in a file to a tree or an error.
 //!
-//! The input is untrusted. Its size, the depth of a document, the number of nodes and the bytes of strings are limited.
-//! Aliases are counted at each use, so neither nesting nor aliases of aliases can exhaust the memory.
+//! The input is untrusted, so file size, nesting, nodes and string bytes are limited. Aliases are counted at
+//! each use, so neither nesting nor aliases to aliases can exhaust the memory.
 //!
 //! In two respects Kubernetes reads more than the parser does:
-//! - A file is split at lines that begin with `---` before it is parsed, so an invalid document does not hide the others.
-//! - Blanks at the beginning of a line do not matter inside quotes and brackets. `config: '{` … `}'` with its end at the
-//!   margin is common, and so are tabs. Such lines are indented in a copy, and positions are mapped back.
+//! - A file is split at lines that begin with `---` before it is parsed, so an invalid document does not hide
+//!   the others.
+//! - Blanks at the beginning of a line do not matter inside quotes and brackets. `config: '{` … `}'` that
+//!   ends at the margin is common, and so are tabs. Such lines are indented in a copy, and positions are
+//!   mapped back.
 //!
 //! Source: YAML 1.2.2; `k8s.io/apimachinery/pkg/util/yaml`; `sigs.k8s.io/yaml`.
 
@@ -20,31 +22,31 @@ use super::source::{Source, Span};
 use super::weight::Weight;
 use crate::MANIFEST_MAX;
 
-/// Maximum nesting of a document.
+/// Maximum nesting in a document.
 pub const DEPTH_MAX: usize = 64;
-/// Maximum number of nodes of a file; aliases are counted at each use.
+/// Maximum number of nodes in a file; aliases are counted at each use.
 pub const NODES_MAX: usize = 200_000;
-/// Maximum size of all strings of a file, in bytes; aliases are counted at each use.
+/// Maximum size for all strings in a file, in bytes; aliases are counted at each use.
 const TEXT_MAX: usize = 2 * MANIFEST_MAX;
-/// Maximum number of values of one document whose lines are indented in a copy.
+/// Maximum number of values in one document whose lines are indented in a copy.
 const REPAIRS_MAX: usize = 64;
 
-/// Error of a document.
+/// Why a document is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Broken {
     /// Offset in the file, in bytes.
     pub(super) at: usize,
-    /// Reason.
+    /// Reason to show to the user.
     pub(super) reason: String,
 }
 
-/// Remaining limits of a file.
+/// What a file may still use before it reaches a limit.
 struct Budget {
     nodes: usize,
     text: usize,
 }
 
-/// Returns every document of a file or its error.
+/// Returns every document in a file, or why it is invalid.
 pub(super) fn documents(source: &Source) -> Vec<Result<Node, Broken>> {
     let text = source.text();
     if text.len() > MANIFEST_MAX {
@@ -82,7 +84,7 @@ fn pieces(text: &str) -> Vec<(usize, &str)> {
     starts.iter().zip(ends).map(|(start, end)| (*start, text.get(*start..end).unwrap_or_default())).collect()
 }
 
-/// Parses a piece. If an error is caused by blanks at the beginning of lines, parses it again with these changed.
+/// Parses a piece. If blanks at the beginning of lines cause an error, changes them and parses it again.
 fn read(piece: &str, start: usize, budget: &mut Budget) -> Result<Vec<Node>, Broken> {
     let mut copy = Copy::of(piece);
     for _ in 0..REPAIRS_MAX {
@@ -135,7 +137,7 @@ enum Stop {
     Bound(usize, String),
 }
 
-/// Builder of trees from the parser's events.
+/// Tree builder that is fed with the parser's events.
 struct Builder<'a> {
     copy: &'a Copy,
     start: usize,
@@ -152,7 +154,7 @@ struct Open {
     anchor: usize,
     /// Whether it is written with brackets.
     in_brackets: bool,
-    /// Key of a map that waits for its value.
+    /// Map key that still waits for a value.
     key: Option<Key>,
     value: Value,
 }
@@ -241,7 +243,7 @@ impl Builder<'_> {
         Ok(Node { value, span })
     }
 
-    /// Returns a copy of the anchored node with the span of the alias, at nesting `depth`.
+    /// Returns a copy of the anchored node with the alias's span, at nesting `depth`.
     fn alias(&mut self, named: Option<&Node>, span: Span, depth: usize) -> Result<Node, Stop> {
         let Some(named) = named else {
             return Err(Stop::Bound(span.start, "an alias inside the node that it names".to_owned()));
@@ -294,7 +296,8 @@ fn key(node: &Node) -> Result<Key, Stop> {
     Ok(Key { text, span: node.span })
 }
 
-/// Merges `<<`: the entries of a map or of a list of maps are inserted first, so that explicit entries override them.
+/// Merges `<<`: the entries in a map or a list of maps are inserted first, so that explicit entries override
+/// them.
 fn merge(entries: &mut Vec<(Key, Node)>, node: Node) -> Result<(), Stop> {
     let at = node.span.start;
     let maps = match node.value {

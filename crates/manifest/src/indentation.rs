@@ -1,15 +1,16 @@
-//! Copy of a piece of YAML with changed blanks at the beginning of its lines.
+//! Copy of a piece of YAML with changed blanks where its lines begin.
 //!
-//! libyaml, which Kubernetes uses, lets the lines of a quoted string begin in any column, and accepts tabs in quotes and
-//! brackets. YAML does not, and even examples of the multi-network specification end at the margin: `config: '{` … `}'`.
-//! These blanks belong to no value, so the copy can add or change them. It records additions to map positions back.
+//! libyaml, which Kubernetes uses, lets the lines in a quoted string begin in any column, and accepts tabs in
+//! quotes and brackets. YAML does not, and even examples in the multi-network specification end at the
+//! margin: `config: '{` … `}'`. These blanks belong to no value, so the copy can add or change them. It
+//! records additions to map positions back.
 
 use crate::MANIFEST_MAX;
 
-/// Copy of a piece whose quoted lines may have been indented.
+/// Copy whose quoted lines may have been indented.
 pub(super) struct Copy {
     pub(super) text: String,
-    /// Added spaces: the offset in the copy after them, and their number so far.
+    /// Added spaces: the offset in the copy after them, and how many there are so far.
     added: Vec<(usize, usize)>,
 }
 
@@ -18,7 +19,7 @@ impl Copy {
         Copy { text: piece.to_owned(), added: Vec::new() }
     }
 
-    /// Returns the offset in the original of an offset in the copy.
+    /// Returns the offset in the original for an offset in the copy.
     pub(super) fn original(&self, offset: usize) -> usize {
         let next = self.added.partition_point(|(at, _)| *at <= offset);
         let before = next.checked_sub(1).and_then(|last| self.added.get(last)).map_or(0, |(_, count)| *count);
@@ -27,7 +28,8 @@ impl Copy {
         self.added.get(next).map_or(original, |(at, count)| original.min(at - count))
     }
 
-    /// Returns the copy with tabs replaced at the beginning of the line that contains `at` and of the following lines.
+    /// Returns the copy with leading tabs replaced, in the line that contains `at` and in the following
+    /// lines.
     pub(super) fn without_tabs(&self, at: usize) -> Option<Copy> {
         let start = self.text.get(..at)?.rfind('\n').map_or(0, |end| end + 1);
         let mut text = self.text.get(..start)?.to_owned();
@@ -46,8 +48,8 @@ impl Copy {
         (text != self.text).then(|| Copy { text, added: self.added.clone() })
     }
 
-    /// Returns the copy with the lines of the next quoted string after `from` indented beyond its opening quote, if the error
-    /// at `at` is inside that string.
+    /// Returns the copy with the next quoted string after `from` indented beyond its opening quote, if the
+    /// error at `at` is inside that string.
     pub(super) fn indent_quoted(&self, from: usize, at: usize) -> Option<Copy> {
         let open = opening_quote(&self.text, from)?;
         let close = closing_quote(&self.text, open).filter(|close| (open..=*close).contains(&at))?;
@@ -95,7 +97,7 @@ fn opening_quote(text: &str, from: usize) -> Option<usize> {
     None
 }
 
-/// Returns the end of the quoted string that opens at `open`.
+/// Returns where the quoted string that opens at `open` ends.
 fn closing_quote(text: &str, open: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let quote = *bytes.get(open)?;

@@ -1,12 +1,13 @@
-//! Kubernetes objects from YAML or JSON files, with the source position of every value.
+//! Kubernetes objects from YAML or JSON files, with a source position for every value.
 //!
-//! The crate serves nodes without a cluster, the examples, and the linter. Reading continues after a problem, and an
-//! object with a problem is read as far as possible. It reads Pod, NetworkAttachmentDefinition, Namespace,
-//! MultiNetworkPolicy, lists of them, and the pod template of every workload. Other kinds are only listed.
+//! The crate serves nodes without a cluster, the examples, and the linter. Reading continues after a problem,
+//! and an object with a problem is read as far as possible. It reads Pod, NetworkAttachmentDefinition,
+//! Namespace, MultiNetworkPolicy, lists of them, and the pod template in every workload. Other kinds are only
+//! listed.
 //!
-//! The rules are those of the API server: an object without a namespace is in `default`, annotations are strings, and
-//! `spec.config` of a definition is a string. A map in its place is kept as [`SpecConfig::Structured`]: the API server
-//! rejects it, and the linter can show the correct form.
+//! The rules are the API server's: an object without a namespace is in `default`, annotations are strings,
+//! and a definition's `spec.config` is a string. A map in its place is kept as [`SpecConfig::Structured`]:
+//! the API server rejects it, and the linter can show the correct form.
 //!
 //! Source: Kubernetes API reference; multi-network specification, 3.1, 3.2 and 4.1.1.
 
@@ -39,32 +40,32 @@ pub use source::{Position, Source, Span};
 #[allow(unused_imports, reason = "the documentation refers to it")]
 use npwg::metadata::SpecConfig;
 
-/// Maximum size of a file, in bytes.
+/// Maximum file size, in bytes.
 pub const MANIFEST_MAX: usize = 4 << 20;
 
-/// Content of a file.
+/// What a file contains.
 #[derive(Clone, Debug, Default)]
 pub struct Manifest {
-    /// Text of the file.
+    /// File text.
     pub source: Source,
-    /// Pods and the pod templates of workloads.
+    /// Pods, and pod templates in workloads.
     pub pods: Vec<Located<PodObject>>,
-    /// Definitions.
+    /// NetworkAttachmentDefinitions.
     pub definitions: Vec<Located<Definition>>,
-    /// Namespaces.
+    /// Namespaces with their labels.
     pub namespaces: Vec<Located<Namespace>>,
-    /// MultiNetworkPolicies.
+    /// MultiNetworkPolicies, valid or not.
     pub policies: Vec<Located<NetworkPolicy>>,
-    /// Kinds of the objects that are not read.
+    /// Kinds that are not read, for example `Service`.
     pub others: Vec<Located<String>>,
-    /// Problems of the file and its objects.
+    /// What is wrong in the file and its objects.
     pub problems: Vec<Problem>,
 }
 
-/// A namespace.
+/// Namespace with the labels that selectors see.
 #[derive(Clone, Debug)]
 pub struct Namespace {
-    /// Name.
+    /// Namespace name.
     pub name: String,
     /// Labels, which access policies use.
     pub labels: Labels,
@@ -75,42 +76,42 @@ pub struct Namespace {
 pub struct PodObject {
     /// The pod; for a template it has the workload's name.
     pub pod: Pod,
-    /// Kind of the object in the file: `Pod`, `Deployment`, ….
+    /// Object kind in the file: `Pod`, `Deployment`, ….
     pub kind: String,
 }
 
-/// Value read from a file, with its place.
+/// Value read from a file, and where it is.
 #[derive(Clone, Debug)]
 pub struct Located<T> {
-    /// The value.
+    /// What was read.
     pub value: T,
     /// Object that contains the value.
     pub node: Node,
-    /// Path of `metadata` and `spec` in that object; the root except for templates.
+    /// Path to `metadata` and `spec` in that object; the root except for templates.
     pub base: KeyPath,
 }
 
-/// Fault and its place.
+/// Fault and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Offset in the file, in bytes.
     pub at: usize,
-    /// The fault.
+    /// What is wrong.
     pub fault: Fault,
 }
 
-/// Error of a document that is not valid YAML.
+/// Why a document is not valid YAML.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {}, column {}: {reason}", position.line, position.column)]
 pub struct DocumentError {
     /// Place in the file.
     pub position: Position,
-    /// Reason.
+    /// Reason to show to the user.
     pub reason: String,
 }
 
 impl Manifest {
-    /// Parses a file.
+    /// Parses a file; errors become [`Manifest::problems`].
     pub fn parse(text: &str) -> Manifest {
         let mut manifest = Manifest { source: Source::new(text), ..Manifest::default() };
         for document in document::documents(&manifest.source) {
@@ -133,13 +134,13 @@ impl Manifest {
 }
 
 impl<T> Located<T> {
-    /// Returns the node at `path` below the base, or its nearest existing ancestor.
+    /// Returns the node at `path` below the base, or the nearest ancestor that exists.
     pub fn node_at(&self, path: &KeyPath) -> &Node {
         self.node.nearest(&self.base).nearest(path)
     }
 }
 
-/// Returns every document of a text as JSON, without empty documents.
+/// Returns every document in a text as JSON, without empty documents.
 ///
 /// # Errors
 /// The first document that is not valid YAML.

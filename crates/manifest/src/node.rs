@@ -1,7 +1,7 @@
 //! YAML or JSON document as a tree in which every node has its source position.
 //!
-//! Values are interpreted as Kubernetes does: plain `yes` and `on` are booleans, a later key of the same name wins, `<<`
-//! merges. Positions are those of the file.
+//! Values are interpreted as Kubernetes does: plain `yes` and `on` are booleans, a later key with the same
+//! name wins, `<<` merges. Positions refer to the file.
 
 use cni::address;
 use serde_json::Value as Json;
@@ -9,43 +9,43 @@ use serde_json::Value as Json;
 use super::source::Span;
 use npwg::refusal::{KeyPath, Step};
 
-/// Node of a tree.
+/// Tree node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Value.
+    /// What the node contains.
     pub value: Value,
-    /// Position.
+    /// Where it is in the file.
     pub span: Span,
 }
 
-/// Value of a node.
+/// Node content.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// `null`, `~`, or no value.
     Null,
-    /// A boolean.
+    /// Boolean.
     Bool(bool),
     /// A number, as written.
     Number(String),
-    /// A string.
+    /// String, quoted or not.
     Text(String),
-    /// A list.
+    /// List elements.
     List(Vec<Node>),
-    /// A map, in the order of the file; of keys with the same name the last counts.
+    /// Map entries in file order; if two have one name, the last counts.
     Map(Vec<(Key, Node)>),
 }
 
-/// Key of a map.
+/// Map key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Name.
+    /// Key as text.
     pub text: String,
-    /// Position.
+    /// Where it is in the file.
     pub span: Span,
 }
 
 impl Node {
-    /// Returns the value of `key` in a map; a `null` value counts as absent.
+    /// Returns the value at `key` in a map; a `null` value counts as absent.
     pub fn get(&self, key: &str) -> Option<&Node> {
         let Value::Map(entries) = &self.value else { return None };
         let found = entries.iter().rev().find(|(k, _)| k.text == key).map(|(_, node)| node);
@@ -69,7 +69,7 @@ impl Node {
         node
     }
 
-    /// Returns the type of the value for a message.
+    /// Returns what messages call the value's type.
     pub fn kind(&self) -> &'static str {
         match self.value {
             Value::Null => "nothing",
@@ -99,8 +99,8 @@ impl Node {
 /// Largest number below which each whole number has a floating-point form of its own.
 const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// Returns the JSON form of a YAML number. As in the API server, a whole number has no fraction and no exponent, which a
-/// plugin would not read as an integer: `1e3` and `1000.0` become `1000`.
+/// Returns a YAML number in JSON form. As in the API server, a whole number has no fraction and no exponent,
+/// which a plugin would not read as an integer: `1e3` and `1000.0` become `1000`.
 fn number(text: &str) -> Option<Json> {
     match serde_json::from_str(text) {
         Ok(Json::Number(number)) if number.is_f64() => number.as_f64().map(whole),
@@ -109,7 +109,7 @@ fn number(text: &str) -> Option<Json> {
     }
 }
 
-/// Returns the JSON form of a number that is not written as in JSON.
+/// Returns the JSON form for a number that is not written as in JSON.
 fn yaml_number(text: &str) -> Option<Json> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),
@@ -138,7 +138,7 @@ fn whole(number: f64) -> Json {
     }
 }
 
-/// Returns the value of a plain scalar.
+/// Returns the value that a plain scalar has.
 pub(super) fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => Value::Null,
@@ -149,7 +149,7 @@ pub(super) fn plain(text: &str) -> Value {
     }
 }
 
-/// Whether a plain scalar is a number of YAML 1.1 in a common form; an address or a version is not.
+/// Whether a plain scalar is a YAML 1.1 number in a common form; an address or a version is not.
 fn is_number(text: &str) -> bool {
     let bare = text.strip_prefix(['-', '+']).unwrap_or(text);
     let starts = bare.starts_with(|c: char| c.is_ascii_digit())

@@ -1,4 +1,4 @@
-//! Reader of one object: its kind and the fields that planning and the linter use.
+//! Reader for one object: its kind and the fields that planning and the linter use.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use npwg::network_policy::{self, Protocol};
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 
-/// Kind and version of a definition.
+/// Kind that a definition has.
 const DEFINITION: &str = "NetworkAttachmentDefinition";
 const DEFINITION_VERSION: &str = "k8s.cni.cncf.io/v1";
 
-/// Path of the pod template in each kind of workload.
+/// Where each workload kind has its pod template.
 const TEMPLATES: &[(&str, &[&str])] = &[
     ("Deployment", &["spec", "template"]),
     ("StatefulSet", &["spec", "template"]),
@@ -43,10 +43,10 @@ const SIMILAR: &[&str] = &[
     "CronJob",
 ];
 
-/// Versions of the kinds of KubeVirt.
+/// API versions for KubeVirt kinds.
 const KUBEVIRT: &[&str] = &["kubevirt.io/v1", "kubevirt.io/v1alpha3"];
 
-/// Reads one object or the items of a list.
+/// Reads one object or the items in a list.
 pub(super) fn read(manifest: &mut Manifest, node: &Node) {
     let Value::Map(_) = node.value else {
         let fault = Fault::new(Rule::InvalidObject, "document", format!("is {}, not an object", node.kind()));
@@ -101,7 +101,7 @@ pub(super) fn read(manifest: &mut Manifest, node: &Node) {
     }
 }
 
-/// Reader of an object.
+/// Reader for an object.
 struct Object<'a> {
     manifest: &'a mut Manifest,
     node: &'a Node,
@@ -110,7 +110,7 @@ struct Object<'a> {
 }
 
 impl Object<'_> {
-    /// Returns the name of the object in messages.
+    /// Returns what messages call the object.
     fn subject(&self) -> String {
         let metadata = self.node.get("metadata");
         let text = |key: &str| match metadata.and_then(|node| node.get(key)).map(|node| &node.value) {
@@ -127,7 +127,7 @@ impl Object<'_> {
         }
     }
 
-    /// Reports a problem at `path` of the object.
+    /// Reports a problem at `path` in the object.
     fn problem(&mut self, path: &KeyPath, rule: Rule, reason: impl Into<String>, cure: &str) {
         let node = self.node.nearest(path);
         let shown = match &node.value {
@@ -165,7 +165,7 @@ impl Object<'_> {
         }
     }
 
-    /// Returns the strings of the map at `path`.
+    /// Returns the strings in the map at `path`.
     fn texts(&mut self, path: &KeyPath) -> BTreeMap<String, String> {
         let entries = match self.value(path).map(|node| (&node.value, node.kind())) {
             None => return BTreeMap::new(),
@@ -202,7 +202,7 @@ impl Object<'_> {
         path.iter().fold(self.base.clone(), |path, key| path.key(key))
     }
 
-    /// Returns `metadata.name` of the object, or `metadata.generateName`.
+    /// Returns the object's `metadata.name`, or `metadata.generateName`.
     fn name(&mut self) -> String {
         let metadata = KeyPath::root().key("metadata");
         let name = self.text(&metadata.key("name"));
@@ -287,8 +287,8 @@ impl Object<'_> {
         self.manifest.pods.push(located);
     }
 
-    /// Returns the named ports of containers and sidecars, of two with one name the first one, as agents read them from the
-    /// API server, which checks the other ones.
+    /// Returns the ports that containers and sidecars name. If two have one name, the first counts, as agents
+    /// read them from the API server, which checks the other ones.
     fn named_ports(&self) -> BTreeMap<String, (Protocol, u16)> {
         let spec = self.node.nearest(&self.at(&["spec"]));
         let list = |node: Option<&Node>| match node.map(|node| &node.value) {

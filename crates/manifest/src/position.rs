@@ -1,14 +1,14 @@
-//! Position in a file of a value inside embedded JSON.
+//! File position for a value inside embedded JSON.
 //!
-//! The JSON of an annotation or a definition is the string of a YAML scalar. [`offset`] finds a value in the JSON by its
-//! path. [`in_scalar`] finds that offset of the string in the scalar as written, quoted or not, folded or not. YAML only
-//! changes blanks of a string, so the characters that are not blanks are counted.
+//! The JSON in an annotation or a definition is the string in a YAML scalar. [`offset`] finds a value in the
+//! JSON by its path. [`in_scalar`] finds that string offset in the scalar as written, quoted or not, folded
+//! or not. YAML only changes blanks in a string, so the characters that are not blanks are counted.
 
 use std::collections::BTreeSet;
 
 use npwg::refusal::{KeyPath, Step};
 
-/// Returns the offset in the JSON at which the value at `path` begins, or that of its nearest existing ancestor.
+/// Returns the offset in the JSON at which the value at `path` begins, or else its nearest existing ancestor.
 pub fn offset(json: &str, path: &KeyPath) -> usize {
     let mut reader = Reader { bytes: json.as_bytes(), at: 0 };
     reader.blanks();
@@ -24,7 +24,8 @@ pub fn offset(json: &str, path: &KeyPath) -> usize {
 /// Maximum number of repeated keys that are found.
 const DUPLICATES_MAX: usize = 16;
 
-/// Returns the keys of valid JSON that occur twice in one object, each with its path and the offset of the second.
+/// Returns the keys that occur twice in one object in valid JSON, each with its path and the offset of the
+/// second.
 pub fn duplicate_keys(json: &str) -> Vec<(KeyPath, usize)> {
     let mut found = Vec::new();
     let mut reader = Reader { bytes: json.as_bytes(), at: 0 };
@@ -54,7 +55,7 @@ impl Reader<'_> {
         (self.peek() == Some(byte)).then(|| self.at += 1)
     }
 
-    /// Moves from the beginning of a value to that of the value inside it that `step` selects.
+    /// Moves from where a value begins to where the value inside it that `step` selects begins.
     fn enter(&mut self, step: &Step) -> Option<()> {
         match step {
             Step::Index(index) => {
@@ -70,7 +71,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Enters the value of a key. Of several keys with this name the last counts; an exact match precedes other letter cases.
+    /// Enters the value at a key. If several keys have this name, the last counts; an exact match precedes
+    /// other letter cases.
     fn enter_key(&mut self, key: &str) -> Option<()> {
         self.take(b'{')?;
         let (mut exact, mut folded) = (None, None);
@@ -149,7 +151,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Skips one value of any depth.
+    /// Skips one value, however deep.
     fn value(&mut self) -> Option<()> {
         self.blanks();
         let mut depth = 0usize;
@@ -184,7 +186,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the offset in `scalar`, as written in YAML, of the byte `offset` of its `text`.
+/// Returns where byte `offset` in `text` is in `scalar`, as written in YAML.
 pub fn in_scalar(scalar: &str, text: &str, offset: usize) -> usize {
     let solid = |c: char| !matches!(c, ' ' | '\t' | '\r' | '\n');
     let before = text.get(..offset).unwrap_or(text).chars().filter(|c| solid(*c)).count();
@@ -200,7 +202,7 @@ pub fn in_scalar(scalar: &str, text: &str, offset: usize) -> usize {
     0
 }
 
-/// Returns the characters of a scalar, each with its offset; blanks are kept as written.
+/// Returns the characters in a scalar, each with its offset; blanks are kept as written.
 fn decoded(scalar: &str) -> Vec<(usize, char)> {
     let mut chars = scalar.char_indices().peekable();
     let quote = chars.peek().map(|(_, c)| *c).filter(|c| matches!(c, '\'' | '"'));

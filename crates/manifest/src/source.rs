@@ -1,4 +1,4 @@
-//! Text of a file, and its positions as line and column.
+//! File text, and positions in it as line and column.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,20 +11,20 @@ pub struct Position {
     pub column: usize,
 }
 
-/// Piece of a file, in bytes.
+/// Part of a file, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
-    /// Offset of the first byte.
+    /// First byte's offset.
     pub start: usize,
     /// Offset after the last byte.
     pub end: usize,
 }
 
-/// Text with the offsets of its lines.
+/// Text with the offset at which each line begins.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
     text: String,
-    /// Offset of the first byte of each line.
+    /// Offset at which each line begins.
     lines: Vec<usize>,
 }
 
@@ -46,12 +46,12 @@ impl Source {
         &self.text
     }
 
-    /// Returns the text of a piece; empty if the span is invalid.
+    /// Returns the text in a span; empty if the span is invalid.
     pub fn slice(&self, span: Span) -> &str {
         self.text.get(span.start..span.end).unwrap_or_default()
     }
 
-    /// Returns the position of an offset; an offset beyond the end counts as the end.
+    /// Returns the position at an offset; an offset beyond the end counts as the end.
     pub fn position(&self, offset: usize) -> Position {
         let offset = offset.min(self.text.len());
         let line = self.lines.partition_point(|start| *start <= offset).max(1);
@@ -60,7 +60,7 @@ impl Source {
         Position { line, column: before + 1 }
     }
 
-    /// Returns the offset at which the line of this offset begins.
+    /// Returns where the line that contains this offset begins.
     pub fn line_start(&self, offset: usize) -> usize {
         let line = self.lines.partition_point(|start| *start <= offset).max(1);
         self.lines.get(line - 1).copied().unwrap_or_default()

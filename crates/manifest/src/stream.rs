@@ -1,10 +1,11 @@
-//! Pieces of a long manifest, each of which is parsed alone, so that its length has no limit.
+//! Pieces from a long manifest, each of which is parsed alone, so that its length has no limit.
 //!
-//! A file is split at lines that begin with `---`. A list as `kubectl get -o yaml` or `-o json` prints it is split into its
-//! items, by the indentation of their first line. A piece keeps its columns, and knows the number of lines before it.
+//! A file is split at lines that begin with `---`. A list as `kubectl get -o yaml` or `-o json` prints it is
+//! split into its items, recognized by how far their first line is indented. A piece keeps its columns, and
+//! knows how many lines precede it.
 //!
-//! - The lines around the items of a list are in no piece.
-//! - An alias to an anchor of another piece is unknown, so short files are better parsed whole.
+//! - The lines around a list's items are in no piece.
+//! - An alias cannot refer to an anchor in another piece, so short files are better parsed whole.
 
 use std::io::{self, BufRead, Read};
 
@@ -13,9 +14,9 @@ use crate::MANIFEST_MAX;
 /// Piece of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Number of lines before the piece.
+    /// How many lines precede the piece.
     pub lines_before: usize,
-    /// Text of the piece.
+    /// Text in the piece.
     pub text: String,
 }
 
@@ -26,20 +27,20 @@ enum Place {
     Document,
     /// After the line `items:`.
     BeforeItems,
-    /// Among the items of a list, whose first lines begin with so many blanks and `-` or `{`.
+    /// Among a list's items, whose first lines begin with so many blanks and `-` or `{`.
     Items(usize, Form),
     /// After the last item.
     AfterItems,
 }
 
-/// Form of a list.
+/// How a list is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Yaml,
     Json,
 }
 
-/// Reader of pieces.
+/// Iterator over pieces.
 #[derive(Debug)]
 pub struct Pieces<R> {
     reader: R,
@@ -50,12 +51,12 @@ pub struct Pieces<R> {
 }
 
 impl<R: BufRead> Pieces<R> {
-    /// Splits the text of `reader`.
+    /// Splits the text that `reader` delivers.
     pub fn new(reader: R) -> Pieces<R> {
         Pieces { reader, place: Place::Document, piece: Piece::default(), lines: 0, ended: false }
     }
 
-    /// Reads up to the end of the next piece; `None` at the end.
+    /// Reads up to where the next piece ends; `None` at the end.
     fn read(&mut self) -> io::Result<Option<Piece>> {
         while !self.ended {
             let mut bytes = Vec::new();

@@ -1,15 +1,15 @@
-//! Size of a tree, which is the cost of an alias to it.
+//! Tree size, which is what an alias to the tree costs.
 
 use super::node::{Node, Value};
 
-/// Size of a tree.
+/// Tree size.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Weight {
-    /// Number of nodes, keys included.
+    /// How many nodes there are, keys included.
     pub(super) nodes: usize,
-    /// Size of all strings, in bytes.
+    /// Total string size, in bytes.
     pub(super) text: usize,
-    /// Depth of nested collections.
+    /// How deep collections are nested.
     pub(super) depth: usize,
 }
 

@@ -1,15 +1,16 @@
-//! Difference between an attached sandbox and a new plan: the attachments to keep, to remove and to add.
+//! Difference between an attached sandbox and a new plan: which attachments to keep, to remove and to add.
 //!
-//! - Only networks that the pod selects change; the default network and those of every pod are kept.
-//! - An attachment is kept if network, interface and requests are the same. An edited definition or another order of
-//!   devices changes no running pod.
-//! - The default route of a running pod does not move: such a network is not added or removed, and the others are.
-//! - An attachment is kept if its network cannot be planned now ([`Plan::refused`]), for example because its definition is
-//!   deleted. A wrong or missing object never removes a network of a running pod.
+//! - Only networks that the pod selects change; the default network and those that every pod gets are kept.
+//! - An attachment is kept if network, interface and requests are the same. An edited definition or another
+//!   device order changes no running pod.
+//! - A running pod's default route does not move: a network that would move it is not added or removed, but
+//!   the others are.
+//! - An attachment is kept if its network cannot be planned now ([`Plan::refused`]), for example because its
+//!   definition is deleted. A wrong or missing object never takes a network away from a running pod.
 //! - A removed attachment remains at the end of the plan until it is detached, so that a DEL finds it
 //!   (`docs/design/journal.md`, hot-plug).
 //!
-//! Source: the multi-network specification, 4.1.2, which leaves a change of the annotation to implementations.
+//! Source: the multi-network specification, 4.1.2, which leaves annotation changes to implementations.
 
 use cni::capability::{self, HardwareAddress, RequestedIp};
 use cni::error::{Error, code};
@@ -18,34 +19,36 @@ use crate::journal::{Attachment, Entry, State};
 use npwg::plan::{DefaultRouteAction, Delegate, Plan, Role};
 use npwg::request::ETHERNET_LENGTH;
 
-/// Change of a sandbox.
+/// What must change in a sandbox.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Entry to write before the first effect: kept and added delegates in the order of the new plan, then removed ones.
+    /// Entry to write before the first effect: kept and added delegates in the new plan's order, then removed
+    /// ones.
     pub entry: Entry,
-    /// Number of delegates to keep or add; the delegates after them are removed.
+    /// How many delegates to keep or add; the delegates after them are removed.
     pub wanted: usize,
     /// Networks that neither are added nor removed, each with the reason.
     pub refused: Vec<Error>,
 }
 
 impl Change {
-    /// Returns the indices of the delegates to add.
+    /// Returns the indices at which a delegate must be added.
     pub fn added(&self) -> Vec<usize> {
         let comes = |place: &usize| self.entry.attachments[*place].state == State::Planned;
         (0..self.wanted).filter(comes).collect()
     }
 
-    /// Returns the indices of the delegates to remove, last first.
+    /// Returns the indices at which a delegate must be removed, last first.
     pub fn removed(&self) -> Vec<usize> {
         (self.wanted..self.entry.attachments.len()).rev().collect()
     }
 }
 
-/// Returns the change from the sandbox of `entry` to `plan`, or `None` if there is no difference.
+/// Returns the change that turns the sandbox in `entry` into `plan`, or `None` if there is no difference.
 ///
 /// # Errors
-/// Code 7: the only difference is a default route that would change. Code 4: the plan belongs to another sandbox.
+/// Code 7: the only difference is a default route that would change. Code 4: the plan belongs to another
+/// sandbox.
 pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     let old = &entry.plan;
     if (&old.container, &old.pod.uid) != (&plan.container, &plan.pod.uid) {
@@ -95,8 +98,8 @@ pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     Ok(Some(Change { entry: changed, wanted: count, refused }))
 }
 
-/// Corrects the indices of the networks that hold the default route: `sources` are the plans that the delegates come from.
-/// Where the holder is not among the delegates, the routes stay as the plugins make them.
+/// Corrects the indices that say which network holds the default route: `sources` are the plans that the
+/// delegates come from. If the holder is not among the delegates, the routes stay as the plugins make them.
 fn yield_to_the_same(delegates: &mut [Delegate], sources: &[&Plan]) {
     let names: Vec<_> = delegates.iter().map(|held| (held.network.clone(), held.ifname.clone())).collect();
     for (delegate, source) in delegates.iter_mut().zip(sources) {
@@ -136,7 +139,7 @@ fn seems_same(known: &Delegate, wanted: &Delegate) -> bool {
             .all(|key| agree(known, wanted, key))
 }
 
-/// Whether both have the same value, ignoring blanks and case, or one of them has none.
+/// Whether both have the same value, ignoring blanks and case, or one has none.
 fn agree(known: &Delegate, wanted: &Delegate, key: &str) -> bool {
     let text = |of: &Delegate| {
         let raw = of.runtime_config.get(key)?.get();

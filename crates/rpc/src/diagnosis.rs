@@ -1,7 +1,7 @@
-//! Messages between `weft` and the commands of `weft-cni` that look at running sandboxes.
+//! Messages between `weft` and the `weft-cni` commands that look at running sandboxes.
 //!
-//! `weft` reads the journal and decides which sandboxes to look at; `weft-cni` enters their namespaces. A request is the
-//! standard input of the command, the answer its output. Nothing is changed.
+//! `weft` reads the journal and decides which sandboxes to look at; `weft-cni` enters their namespaces. The
+//! command gets the request on standard input and prints the answer. Nothing is changed.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -11,65 +11,65 @@ use serde::{Deserialize, Serialize};
 
 use crate::journal::PolicyRules;
 
-/// Maximum number of interfaces of one request for counters.
+/// Maximum number of interfaces in one request for counters.
 pub const INTERFACES_MAX: usize = 16_384;
 
-/// Network namespace of a sandbox, as the journal has it.
+/// A sandbox's network namespace, as the journal has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxNamespace {
     /// Path, as the runtime passed it.
     pub netns: String,
-    /// Identity of the namespace, because the path may lead to another one later. Empty if unknown.
+    /// Identity that the namespace had, because the path may lead to another one later. Empty if unknown.
     #[serde(default)]
     pub namespace: String,
 }
 
-/// Interfaces of one sandbox whose counters are requested.
+/// Request for the counters on one sandbox's interfaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CountersRequest {
-    /// The sandbox.
+    /// Where the interfaces are.
     pub sandbox: SandboxNamespace,
-    /// Names of its interfaces.
+    /// Interface names.
     pub interfaces: Vec<String>,
 }
 
-/// Counters of an interface; `None` in an answer if the interface or its namespace is gone.
+/// Counters for one interface; `None` in an answer if the interface or its namespace is gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InterfaceCounters {
-    /// Received traffic.
+    /// Traffic that it received.
     pub received: Traffic,
-    /// Sent traffic.
+    /// Traffic that it sent.
     pub sent: Traffic,
 }
 
 /// Traffic in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Number of bytes.
+    /// Bytes counted.
     pub bytes: u64,
-    /// Number of packets.
+    /// Packets counted.
     pub packets: u64,
-    /// Number of faulty packets.
+    /// Packets with an error.
     pub errors: u64,
-    /// Number of dropped packets.
+    /// Packets dropped.
     pub dropped: u64,
 }
 
-/// Attachments of one sandbox whose counters of network policies are requested.
+/// Request for the network policy counters in one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyCountersRequest {
-    /// The sandbox.
+    /// Where the attachments are.
     pub sandbox: SandboxNamespace,
-    /// Rules of the attachments, as the journal has them.
+    /// Each attachment's rules, as the journal has them.
     pub attachments: Vec<PolicyRules>,
 }
 
-/// Packets that one rule of an attachment's policies decided. The answer to a request has a list for each attachment, which is
-/// `None` if its rules cannot be read.
+/// Packets that one policy rule on an attachment decided. The answer to a request has a list for each
+/// attachment, which is `None` if its rules cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyCounter {
@@ -77,13 +77,13 @@ pub struct PolicyCounter {
     pub direction: Direction,
     /// Index of the compiled rule that allowed the packets; `None` for packets that no rule allowed.
     pub rule: Option<usize>,
-    /// Number of packets.
+    /// Packets counted.
     pub packets: u64,
-    /// Number of bytes.
+    /// Bytes counted.
     pub bytes: u64,
 }
 
-/// Request to follow packets between two pods of a network.
+/// Request to follow packets between two pods on a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceRequest {
@@ -99,22 +99,22 @@ pub struct TraceRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceEnd {
-    /// Namespace and name.
+    /// Pod, as `namespace/name`.
     pub pod: String,
-    /// Its sandbox; `None` if it is on another node.
+    /// Sandbox that it runs in; `None` if it is on another node.
     pub sandbox: Option<SandboxNamespace>,
-    /// Name of the other node; empty if the pod is on this node.
+    /// Node name if the pod is on another node; empty if it is on this one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node: String,
     /// Container id; empty if it is on another node.
     pub container: String,
     /// Interface on the network.
     pub interface: String,
-    /// Addresses of the interface.
+    /// Addresses on the interface.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Step of a path.
+/// Step on a packet's path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceStep {
@@ -122,9 +122,9 @@ pub struct TraceStep {
     pub step: String,
     /// Pod, or `host`.
     pub place: String,
-    /// Verdict.
+    /// Whether packets pass here.
     pub verdict: Verdict,
-    /// Finding.
+    /// What was found here.
     pub found: String,
     /// Next step; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -143,43 +143,43 @@ pub enum Verdict {
     Unknown,
 }
 
-/// Request to capture the frames of an interface: the first line of the standard input, which stays open until the capture
-/// is to end.
+/// Request to capture frames on an interface: the first line on standard input, which stays open until the
+/// capture must end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CaptureRequest {
-    /// The sandbox.
+    /// Where the interface is.
     pub sandbox: SandboxNamespace,
-    /// Name of its interface.
+    /// Interface name.
     pub interface: String,
-    /// Frames to capture.
+    /// Which frames to capture.
     pub filter: FrameFilter,
-    /// Number of frames after which the capture ends.
+    /// Maximum number of frames; the capture ends after them.
     pub count: u64,
     /// Time after which the capture ends, in seconds.
     pub seconds: u64,
-    /// Size of the file after which the capture ends, in bytes.
+    /// Maximum file size in bytes; the capture ends when it is reached.
     pub bytes: u64,
-    /// Number of bytes of each frame that are captured.
+    /// How many bytes are captured from each frame.
     pub snap_length: u32,
 }
 
-/// Conditions on a frame; all of them hold for a captured frame.
+/// Conditions on a frame; a captured frame meets them all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FrameFilter {
-    /// Protocol.
+    /// Protocol that the frame must have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<FrameProtocol>,
     /// Source or destination address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<IpAddr>,
-    /// Source or destination port of TCP or UDP.
+    /// TCP or UDP port, as source or destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
 }
 
-/// Protocol of a frame.
+/// Protocol that a filter can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FrameProtocol {
@@ -193,22 +193,22 @@ pub enum FrameProtocol {
     Udp,
 }
 
-/// Fault of a filter.
+/// Why a filter is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "filter {filter:?}: {word:?}: expected arp, icmp, tcp, udp, `host ADDRESS` or `port PORT`, joined by `and`, each once"
 )]
 pub struct FilterError {
-    /// Filter.
+    /// Filter as given.
     pub filter: String,
-    /// Invalid word.
+    /// The word that is wrong.
     pub word: String,
 }
 
 impl FromStr for FrameFilter {
     type Err = FilterError;
 
-    /// Reads the words of a filter: `tcp and host 10.1.0.2 and port 80`.
+    /// Reads filter words: `tcp and host 10.1.0.2 and port 80`.
     fn from_str(text: &str) -> Result<FrameFilter, FilterError> {
         let failed = |word: &str| FilterError { filter: text.to_owned(), word: word.to_owned() };
         let mut filter = FrameFilter::default();
@@ -254,7 +254,7 @@ impl FrameFilter {
     }
 }
 
-/// Fields of a frame that a filter compares.
+/// Frame fields that a filter compares.
 struct Packet {
     protocol: Option<FrameProtocol>,
     addresses: [IpAddr; 2],

@@ -24,26 +24,26 @@ use serde::de::{self, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Vis
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
-/// Version of the protocol: the only one that this release sends and reads.
+/// Protocol version: the only one that this release sends and reads.
 pub const VERSION: u32 = 1;
-/// Maximum size of a message of any kind, in bytes, without the four of its length.
+/// Maximum size for any message, in bytes, without the four length bytes.
 pub const MESSAGE_MAX: usize = 16 << 20;
-/// Maximum size of a message that reports a result, in bytes.
+/// Maximum size for a message that reports a result, in bytes.
 pub const REPORT_MAX: usize = 1 << 20;
-/// Maximum size of a message without a body, in bytes.
+/// Maximum size for a message without a body, in bytes.
 pub const SIGNAL_MAX: usize = 1 << 10;
 
-/// Number of bytes in front of an envelope.
+/// Length bytes in front of an envelope.
 const PREFIX: usize = 4;
-/// Field of the envelope that holds the version.
+/// Envelope field that holds the version.
 const VERSION_FIELD: &str = "version";
 
 /// Message that an envelope can hold.
 pub trait Message: Serialize + DeserializeOwned {
-    /// Field of the envelope that holds the message.
+    /// Envelope field that holds the message.
     const FIELD: &'static str;
 
-    /// Returns the maximum size of the envelope of this message in bytes; at most [`MESSAGE_MAX`].
+    /// Returns the maximum envelope size for this message in bytes; at most [`MESSAGE_MAX`].
     fn limit(&self) -> usize;
 }
 
@@ -55,15 +55,15 @@ pub enum FrameError {
     Io {
         /// `send` or `receive`.
         step: &'static str,
-        /// Error of the system.
+        /// What the operating system reported.
         cause: io::Error,
     },
     /// The message is larger than its kind may be.
     #[error("message of {length} bytes exceeds the limit of {limit} bytes")]
     TooLarge {
-        /// Bytes of the envelope.
+        /// Envelope size in bytes.
         length: usize,
-        /// Maximum number of bytes.
+        /// Maximum size in bytes.
         limit: usize,
     },
     /// The connection ended within a message.
@@ -77,7 +77,7 @@ pub enum FrameError {
     /// The message has a version that this release does not know.
     #[error("message of version {version}: this release reads version {VERSION}")]
     Version {
-        /// The version of the message.
+        /// Version that the sender announced.
         version: u32,
     },
     /// The message is not an envelope with the expected body.
@@ -89,7 +89,7 @@ pub enum FrameError {
 }
 
 impl FrameError {
-    /// Returns the error of a failed or late read or write; `step` is `send` or `receive`.
+    /// Returns the error for a failed or late read or write; `step` is `send` or `receive`.
     pub fn io(step: &'static str, cause: impl Into<io::Error>) -> FrameError {
         FrameError::Io { step, cause: cause.into() }
     }
@@ -108,10 +108,10 @@ impl From<FrameError> for Error {
     }
 }
 
-/// Returns a message as it is sent: its length and its envelope.
+/// Returns a message as it is sent: length, then envelope.
 ///
 /// # Errors
-/// [`FrameError::TooLarge`] if the message exceeds the limit of its kind.
+/// [`FrameError::TooLarge`] if the message is larger than its kind may be.
 pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, FrameError> {
     let mut bytes = vec![0; PREFIX];
     serde_json::to_writer(&mut bytes, &Envelope(message)).map_err(FrameError::Encode)?;
@@ -123,7 +123,7 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, FrameError> {
     Ok(bytes)
 }
 
-/// Returns the number of bytes that follow the four of a length.
+/// Returns how many bytes follow the four length bytes.
 ///
 /// # Errors
 /// [`FrameError::TooLarge`] if there are more than `limit`.
@@ -134,7 +134,7 @@ pub fn length(prefix: [u8; 4], limit: usize) -> Result<usize, FrameError> {
     }
 }
 
-/// Returns the message of an envelope, given without its length.
+/// Returns the message in an envelope, given without its length.
 ///
 /// # Errors
 /// [`FrameError::Version`], [`FrameError::TooLarge`], [`FrameError::Decode`].
@@ -153,7 +153,7 @@ pub fn decode<M: Message>(envelope: &[u8]) -> Result<M, FrameError> {
 /// Writes one message.
 ///
 /// # Errors
-/// Those of [`encode`], and [`FrameError::Io`].
+/// Those that [`encode`] returns, and [`FrameError::Io`].
 pub fn send<M: Message>(to: &mut impl Write, message: &M) -> Result<(), FrameError> {
     let bytes = encode(message)?;
     to.write_all(&bytes).and_then(|()| to.flush()).map_err(|cause| FrameError::io("send", cause))
@@ -162,7 +162,7 @@ pub fn send<M: Message>(to: &mut impl Write, message: &M) -> Result<(), FrameErr
 /// Reads one message of any kind.
 ///
 /// # Errors
-/// Those of [`length`] and [`decode`], [`FrameError::Io`], [`FrameError::Truncated`].
+/// Those that [`length`] and [`decode`] return, [`FrameError::Io`], [`FrameError::Truncated`].
 pub fn receive<M: Message>(from: &mut impl Read) -> Result<M, FrameError> {
     let failed = |cause| FrameError::io("receive", cause);
     let mut prefix = [0; PREFIX];

@@ -18,48 +18,48 @@ use cni::text::plain;
 use npwg::plan::PodIdentity;
 use serde::{Deserialize, Serialize};
 
-/// Directory of the history below `cniDir`.
+/// History directory below `cniDir`.
 pub const DIRECTORY: &str = "history";
-/// File of failures.
+/// File with the newest failures.
 pub const FAILURES: &str = "failures.jsonl";
-/// File of successes.
+/// File with the newest successes.
 pub const SUCCESSES: &str = "successes.jsonl";
-/// Maximum size of a file, in bytes.
+/// Maximum file size, in bytes.
 pub const FILE_MAX: u64 = 1 << 20;
-/// Maximum size of a record, in bytes.
+/// Maximum record size, in bytes.
 pub const RECORD_MAX: usize = 4096;
-/// Maximum length of a name, in bytes.
+/// Maximum length for a name, in bytes.
 const NAME_MAX: usize = 253;
-/// Maximum length of the message of an error, and of its details, in bytes.
+/// Maximum length for an error's message and for its details, in bytes.
 const MESSAGE_MAX: usize = 1500;
 const DETAILS_MAX: usize = 500;
 /// Maximum number of networks and stages.
 const NETWORKS_MAX: usize = 16;
 const STAGES_MAX: usize = 24;
 
-/// Record of a call or task.
+/// What is recorded about a call or task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Record {
-    /// Start, in microseconds of Unix time.
+    /// When it started, in microseconds since 1970.
     pub time: u64,
-    /// Duration in microseconds.
+    /// How long it took, in microseconds.
     pub microseconds: u64,
     /// `ADD`, `DEL`, `CHECK`, `GC`; for a task `take-down`, `check`, `change`, `publish`, `update-policy` or
     /// `verify-policy`.
     pub verb: String,
     /// Pod, as far as it is known.
     pub pod: PodIdentity,
-    /// Container id.
+    /// Sandbox that it was for.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub container: String,
     /// Interface that the runtime named.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ifname: String,
-    /// Networks of the plan.
+    /// Networks in the plan.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NetworkRecord>,
-    /// Stages of the call, in the order of their start.
+    /// Stages, in the order in which they started.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<Stage>,
     /// Stage that failed.
@@ -68,34 +68,34 @@ pub struct Record {
     /// Error; absent after a success.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Error>,
-    /// OpenTelemetry trace id of the call, if the runtime or the agent traces it.
+    /// OpenTelemetry trace id, if the runtime or the agent traces the call.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trace: String,
 }
 
-/// Network of a plan.
+/// Network in a recorded plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NetworkRecord {
     /// Name, as the network-status has it.
     pub network: String,
-    /// Interface.
+    /// Interface in the pod.
     pub interface: String,
     /// Plugin that was called first; empty if none was.
     pub plugin: String,
 }
 
-/// Stage of a call.
+/// Stage in a recorded call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Stage {
     /// `lock`, `plan`, `journal`, `verify`, or plugin, verb and interface: `bridge ADD net1`.
     pub name: String,
-    /// Start, in microseconds since the start of the call.
+    /// When it started, in microseconds after the call.
     pub began: u64,
-    /// Duration in microseconds.
+    /// How long it took, in microseconds.
     pub microseconds: u64,
-    /// Number of plugins that called this one.
+    /// How many plugins are above this one in the call chain.
     #[serde(skip_serializing_if = "is_zero")]
     pub depth: usize,
 }
@@ -105,12 +105,12 @@ fn is_zero(depth: &usize) -> bool {
 }
 
 impl Record {
-    /// Returns the file of this record.
+    /// Returns the file that this record belongs in.
     pub fn file(&self) -> &'static str {
         if self.error.is_some() { FAILURES } else { SUCCESSES }
     }
 
-    /// Returns the line of this record, at most [`RECORD_MAX`] bytes with its line feed.
+    /// Returns the line to write for this record, at most [`RECORD_MAX`] bytes including the line feed.
     pub fn line(mut self) -> Vec<u8> {
         self.shorten();
         let mut line = self.encoded();
@@ -167,7 +167,7 @@ impl Record {
         Some(record)
     }
 
-    /// Changes every text except those of the error.
+    /// Changes every text except those in the error.
     fn texts(&mut self, change: impl Fn(&mut String)) {
         let Record { time: _, microseconds: _, verb, pod, container, ifname, .. } = self;
         let PodIdentity { namespace, name, uid } = pod;

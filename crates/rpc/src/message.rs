@@ -28,32 +28,32 @@ use crate::task::{self, PollTasks, Task, TaskResult};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Request {
-    /// Requests the plan of a sandbox.
+    /// Requests a sandbox plan.
     Plan(Box<PlanRequest>),
     /// Reports how the plan was executed, on the connection that delivered it.
     PlanReport(PlanReport),
-    /// Requests the tasks of this node; the agent delays its response until there is one.
+    /// Requests tasks for this node; the agent delays its response until there is one.
     PollTasks(PollTasks),
-    /// Reports the result of a task.
+    /// Reports how a task ended.
     TaskResult(TaskResult),
-    /// Requests blocks for an address store of this node.
+    /// Requests blocks for an address store on this node.
     AllocateBlocks(Box<AllocateRequest>),
-    /// Confirms that the client is still connected, and holds the lock of its address store.
+    /// Confirms that the client is still connected, and so holds the lock on its address store.
     ClientAlive,
 }
 
-/// Message of the agent.
+/// Message from the agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Response {
-    /// The plan of the sandbox.
+    /// The plan that was requested.
     Plan(Box<PlanResponse>),
     /// The request is refused, or could not be served.
     Refused(Box<Refusal>),
-    /// The tasks of this node; those of an unknown kind are left out.
+    /// Tasks for this node; unknown kinds are left out.
     #[serde(deserialize_with = "task::known")]
     Tasks(Vec<Task>),
-    /// The result of the task is noted.
+    /// The task result is noted.
     Accepted,
     /// The blocks that were leased, returned and confirmed, or why there are none.
     Blocks(Box<AllocateResponse>),
@@ -61,13 +61,13 @@ pub enum Response {
     ProbeClient,
 }
 
-/// Refusal of a request.
+/// Refused request, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// Reason.
+    /// Why it was refused.
     #[serde(flatten)]
     pub error: Error,
-    /// Id of the trace that the planner exports of a refused plan request; empty if it exports none.
+    /// Trace id under which the planner exports a refused plan request; empty if it exports none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trace: String,
 }
@@ -97,7 +97,7 @@ impl Message for Response {
 }
 
 impl Response {
-    /// Returns the name of the kind, for an error about a response that does not fit the request.
+    /// Returns what an error calls this kind of response if it does not fit the request.
     pub fn kind(&self) -> &'static str {
         match self {
             Response::Plan(_) => "plan",
@@ -109,7 +109,7 @@ impl Response {
         }
     }
 
-    /// Returns the error of a request that this response does not fit, or that it refuses.
+    /// Returns the error for a request that this response does not fit, or that it refuses.
     pub fn into_error(self) -> Error {
         match self {
             Response::Refused(refusal) => refusal.error,

@@ -1,6 +1,6 @@
 //! Part of a request that describes the node: the meta-plugin's configuration and the networks on disk.
 //!
-//! The agent reads no file of the node, so every request that may lead to a plan contains a [`NodeInput`].
+//! The agent reads no file on the node, so every request that may lead to a plan contains a [`NodeInput`].
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use npwg::definition::{Disk, Form, OnDisk};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Input of a plan from the node: the meta-plugin's configuration and the networks on disk.
+/// What a plan needs from the node: the meta-plugin's configuration and the networks on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeInput {
@@ -28,9 +28,10 @@ pub struct NodeInput {
 /// Network on the node's disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkFile {
-    /// Path of its file.
+    /// File path.
     pub path: String,
-    /// The configuration list, with the plugins of its sub-directory. A single configuration is a list of one.
+    /// Configuration list, including plugins in a sub-directory. A single configuration becomes a list with
+    /// one plugin.
     pub text: String,
 }
 
@@ -46,7 +47,7 @@ impl NodeInput {
     /// Returns the meta-plugin's configuration.
     ///
     /// # Errors
-    /// Those of [`NodeConfiguration::read`].
+    /// Those that [`NodeConfiguration::read`] returns.
     pub fn configuration(&self) -> Result<NodeConfiguration, Error> {
         NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
     }
@@ -70,7 +71,7 @@ impl NodeInput {
 // === impl NetworkFile ===
 
 impl NetworkFile {
-    /// Returns the files of the networks that were read from disk.
+    /// Returns the files from which networks were read.
     pub fn all(disk: &Disk) -> Vec<NetworkFile> {
         let file = |on: &OnDisk| {
             let whole = on.network.inlined().unwrap_or(Cow::Borrowed(on.network.bytes()));

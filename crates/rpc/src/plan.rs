@@ -1,6 +1,7 @@
-//! Messages about the plan of a sandbox: [`PlanRequest`], [`PlanResponse`], and afterwards [`PlanReport`].
+//! Messages about a sandbox plan: [`PlanRequest`], [`PlanResponse`], and afterwards [`PlanReport`].
 //!
-//! The agent reads no file of the node, so the request contains what a plan may need of them: [`NodeInput`].
+//! The agent reads no file on the node, so the request contains what a plan may need from there:
+//! [`NodeInput`].
 
 use cni::error::Error;
 use cni::name::{ContainerId, IfName};
@@ -10,95 +11,96 @@ use serde::{Deserialize, Serialize};
 use crate::node_input::NodeInput;
 use crate::task::{self, Task};
 
-/// Request for the plan of a sandbox.
+/// Request for a sandbox plan.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanRequest {
     /// The pod, as the container runtime names it.
     pub pod: PodIdentity,
-    /// The sandbox.
+    /// Sandbox to plan for.
     pub container: ContainerId,
     /// The interface name that the container runtime chose.
     pub ifname: IfName,
-    /// Input of the plan from the node.
+    /// What the plan needs from the node.
     pub node: NodeInput,
-    /// Start of the runtime's call, in microseconds of Unix time, for traces.
+    /// When the runtime's call began, in microseconds since 1970, for traces.
     pub began: u64,
-    /// Trace context of the runtime's call (`traceparent` of W3C Trace Context); empty if it passed none.
+    /// Trace context in the runtime's call (`traceparent` in W3C Trace Context); empty if it passed none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trace_parent: String,
-    /// Use of the plan.
+    /// What the plan will be used for.
     #[serde(default, skip_serializing_if = "Purpose::is_attach")]
     pub purpose: Purpose,
 }
 
-/// Use of a plan.
+/// What a plan will be used for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Purpose {
     /// The networks are attached.
     #[default]
     Attach,
-    /// The networks are detached, because the journal has lost the entry of the sandbox. A refusal is no event of the pod.
+    /// The networks are detached, because the journal has lost the sandbox's entry. A refusal causes no Event
+    /// on the pod.
     Detach,
 }
 
-/// Plan of a sandbox.
+/// Sandbox plan, with tasks for the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanResponse {
     /// The plan.
     pub plan: Plan,
-    /// Tasks of this node, to be executed once the runtime has its answer. Those of an unknown kind are left out: they
+    /// Tasks for this node, to be executed once the runtime has its answer. Unknown kinds are left out: they
     /// must not cost the pod its plan.
     #[serde(deserialize_with = "task::known")]
     pub tasks: Vec<Task>,
-    /// Id of the trace that the planner exports of this call; empty if it exports none.
+    /// Trace id under which the planner exports this call; empty if it exports none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trace: String,
 }
 
-/// Report of an executed plan, for metrics and traces alone.
+/// Report about an executed plan, only for metrics and traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanReport {
-    /// Duration of the whole call up to the runtime's answer, the plan included, in microseconds.
+    /// How long the whole call took up to the runtime's answer, including the plan, in microseconds.
     pub microseconds: u64,
     /// Attachments that were attempted, in order.
     pub attachments: Vec<AttachmentReport>,
-    /// Error of the call, if it failed.
+    /// Why the call failed, if it did.
     pub error: Option<Error>,
 }
 
-/// Report of one attempted attachment.
+/// Report about one attempted attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachmentReport {
     /// The network, as the network-status names it.
     pub network: String,
-    /// The first plugin of its list.
+    /// First plugin in the list.
     pub plugin: String,
-    /// Interface.
+    /// Interface in the pod.
     pub ifname: IfName,
     /// Duration in microseconds; `None` if it failed.
     pub microseconds: Option<u64>,
-    /// The plugin calls in the order of their start, including those that undid the attachment.
+    /// Plugin calls in the order in which they started, including those that undid the attachment.
     pub steps: Vec<PluginCall>,
 }
 
-/// Call of one plugin.
+/// How one plugin call went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginCall {
-    /// Name of the plugin.
+    /// Plugin that was called.
     pub plugin: String,
     /// `ADD` or `DEL`.
     pub verb: String,
-    /// Start, in microseconds since the start of the runtime's call.
+    /// When it began, in microseconds after the runtime's call.
     pub began: u64,
     /// Duration in microseconds, including the plugins that it called.
     pub microseconds: u64,
-    /// Number of calling plugins: 0 for a plugin of the list, 1 for its IPAM plugin.
+    /// How many plugins are above it in the call chain: 0 for a plugin in the list, 1 for its IPAM plugin.
     pub depth: usize,
     /// Whether the call failed.
     pub failed: bool,

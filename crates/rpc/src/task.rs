@@ -21,67 +21,67 @@ use sha2::{Digest, Sha512};
 use crate::frame::{MESSAGE_MAX, Message};
 use crate::node_input::NodeInput;
 
-/// Task for this node that no call of the container runtime triggers.
+/// Task for this node that no container runtime call triggers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Task {
-    /// Detaches a sandbox whose pod is deleted, by its entry in the journal.
+    /// Detaches a sandbox whose pod is deleted, as its journal entry says.
     TakeDown {
-        /// The sandbox.
+        /// Sandbox to detach.
         container: ContainerId,
-        /// The pod that its entry must name.
+        /// Pod uid that the entry must have.
         uid: String,
         /// Knowledge about the sandbox.
         certainty: Certainty,
     },
-    /// Makes `weft publish` write the status of this sandbox if no agent follows the journal.
+    /// Makes `weft publish` write this sandbox's status if no agent follows the journal.
     Publish {
-        /// The sandbox.
+        /// Sandbox whose status to write.
         container: ContainerId,
-        /// A kubeconfig on the node; `None` for the credentials of a pod.
+        /// Kubeconfig on the node; `None` for a pod's credentials.
         kubeconfig: Option<String>,
     },
     /// Checks that a sandbox is as it was attached, and reports the result.
     Check {
-        /// The sandbox.
+        /// Sandbox to check.
         container: ContainerId,
-        /// The pod that its entry must name.
+        /// Pod uid that the entry must have.
         uid: String,
     },
-    /// Attaches and detaches networks of a running sandbox until it is as planned, and reports the result.
+    /// Attaches and detaches networks in a running sandbox until it is as planned, and reports the result.
     Change {
-        /// The new plan of the same sandbox; it names the pod.
+        /// New plan for the same sandbox; it names the pod.
         plan: Box<Plan>,
     },
-    /// Replaces the network policies of attachments of a running sandbox, and reports the result.
+    /// Replaces the network policies on attachments in a running sandbox, and reports the result.
     UpdatePolicy {
-        /// The sandbox.
+        /// Sandbox to update.
         container: ContainerId,
-        /// The pod that its entry must name.
+        /// Pod uid that the entry must have.
         uid: String,
         /// The attachments that change.
         attachments: Vec<PolicyUpdate>,
     },
-    /// Compares the rules of a sandbox's network policies with the kernel's, and restores those that were changed. Reports
-    /// the result if there were some.
+    /// Compares a sandbox's network policy rules with those in the kernel, and restores those that somebody
+    /// changed. Reports the result if there were some.
     VerifyPolicy {
-        /// The sandbox.
+        /// Sandbox to verify.
         container: ContainerId,
-        /// The pod that its entry must name.
+        /// Pod uid that the entry must have.
         uid: String,
     },
 }
 
-/// New policies of one attachment.
+/// New policies for one attachment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyUpdate {
-    /// Interface.
+    /// Interface in the pod.
     pub ifname: IfName,
-    /// Network that the attachment must be of: hot-plug may have replaced it.
+    /// Network that the attachment must be to: hot-plug may have replaced it.
     pub network: String,
-    /// Digest ([`PolicyUpdate::digest`]) of the policies in the entry that the agent compared. With others the update is out
-    /// of date and changes nothing. Absent: the update replaces any policies.
+    /// Digest ([`PolicyUpdate::digest`]) of the policies that the agent compared in the entry. If the entry
+    /// has others, the update is out of date and changes nothing. Absent: the update replaces any policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<String>,
     /// Policies in force from now on; `None` for no restriction.
@@ -102,15 +102,15 @@ pub enum Certainty {
     PodGone,
 }
 
-/// Request for the tasks of this node.
+/// Request for this node's tasks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PollTasks {
-    /// Input of the plan of a running pod from the node.
+    /// What planning for a running pod needs from the node.
     pub node: NodeInput,
 }
 
-/// Tasks, and the input for their execution: the standard input of `weft-cni run-tasks`.
+/// Tasks and everything needed to execute them, as `weft-cni run-tasks` reads it from standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskBatch {
@@ -118,33 +118,33 @@ pub struct TaskBatch {
     pub configuration: Box<RawValue>,
     /// The name by which the meta-plugin was called.
     pub flavour: Flavour,
-    /// The tasks, executed in this order, except that updates of network policies precede the others.
+    /// Tasks, executed in this order, except that network policy updates precede the others.
     #[serde(deserialize_with = "known")]
     pub tasks: Vec<Task>,
 }
 
-/// Result of a task that reports one.
+/// How a task ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskResult {
-    /// The kind of the task.
+    /// Which kind of task it was.
     pub kind: TaskKind,
-    /// The sandbox.
+    /// Sandbox that it was for.
     pub container: ContainerId,
-    /// Its pod.
+    /// Uid of the pod in it.
     pub uid: String,
     /// Networks that a change attached and detached, in order.
     pub changes: Vec<NetworkChange>,
-    /// Findings of a check, changes of rules that were undone, or the error of a change.
+    /// What a check found, which changed rules were restored, or why a change failed.
     pub error: Option<Error>,
-    /// Interfaces of the attachments with a fault, with changed rules, or whose update failed.
+    /// Interfaces with a finding, with changed rules, or whose update failed.
     pub wrong: Vec<IfName>,
     /// Whether nothing was done because another process has locked the sandbox.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_locked: bool,
 }
 
-/// Kind of a task that reports its result.
+/// Task kind that reports its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TaskKind {
@@ -164,7 +164,7 @@ pub enum TaskKind {
 pub struct NetworkChange {
     /// The network, as the network-status names it.
     pub network: String,
-    /// Interface.
+    /// Interface in the pod.
     pub ifname: IfName,
     /// Addresses; `None` if it was detached.
     pub added: Option<Vec<IpAddr>>,
@@ -182,13 +182,13 @@ impl TaskBatch {
     /// Returns the meta-plugin's configuration.
     ///
     /// # Errors
-    /// Those of [`NodeConfiguration::read`].
+    /// Those that [`NodeConfiguration::read`] returns.
     pub fn configuration(&self) -> Result<NodeConfiguration, Error> {
         NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
     }
 
-    /// Returns the tasks in the order of their execution: a change of networks may take long, and an update does not wait
-    /// for it.
+    /// Returns the tasks in execution order: a network change may take long, and a policy update must not
+    /// wait for it.
     pub fn into_ordered(mut self) -> Vec<Task> {
         self.tasks.sort_by_key(|task| !matches!(task, Task::UpdatePolicy { .. }));
         self.tasks
@@ -198,10 +198,10 @@ impl TaskBatch {
 // === impl PolicyUpdate ===
 
 impl PolicyUpdate {
-    /// Number of hexadecimal digits of a digest.
+    /// Hexadecimal digits in a digest.
     const DIGITS: usize = 32;
 
-    /// Returns the digest of the policies of an attachment, or of their absence.
+    /// Returns the digest for an attachment's policies, or for having none.
     ///
     /// # Errors
     /// The policies cannot be encoded.
@@ -212,7 +212,7 @@ impl PolicyUpdate {
         Ok(hash.iter().take(Self::DIGITS / 2).map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Whether the agent compared other policies than `current`, those of the entry.
+    /// Whether the agent compared other policies than `current`, which the entry has.
     ///
     /// # Errors
     /// The policies cannot be encoded.
@@ -225,12 +225,12 @@ impl PolicyUpdate {
 // === impl TaskKind ===
 
 impl TaskKind {
-    /// All kinds.
+    /// Every kind that reports a result.
     pub const ALL: [TaskKind; 4] =
         [TaskKind::Check, TaskKind::Change, TaskKind::UpdatePolicy, TaskKind::VerifyPolicy];
 }
 
-/// Decodes the tasks of the kinds that this release knows, and skips the others.
+/// Decodes the tasks whose kind this release knows, and skips the others.
 pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Task>, D::Error> {
     let all: Vec<Box<RawValue>> = Vec::deserialize(deserializer)?;
     Ok(all.iter().filter_map(|task| serde_json::from_str(task.get()).ok()).collect())

@@ -1,7 +1,7 @@
-//! Linter of several files together: definitions that are there twice, selected networks that are in no file, pods that the
-//! plan refuses because of a definition in another file, and addresses that two pods request.
+//! Linter across files: definitions that are there twice, selected networks that are in no file, pods that
+//! the plan refuses because of a definition in another file, and addresses that two pods request.
 //!
-//! A file may be read in pieces, so only places, definitions, and the network annotations of pods are kept.
+//! A file may be read in pieces, so only places, definitions, and the pods' network annotations are kept.
 
 mod addresses;
 mod plans;
@@ -22,12 +22,12 @@ use npwg::selection::{Annotation, Reading};
 use policy_selectors::PolicySelectors;
 use selecting_pod::SelectingPod;
 
-/// Content of all files that is compared between them.
+/// What is kept from each file for the comparison.
 #[derive(Debug, Default)]
 pub struct Across {
-    /// Place of the first definition of each name.
+    /// Where each name is first defined.
     places: BTreeMap<NetworkReference, Seen>,
-    /// The last definition of each name, which counts if the files are applied in order.
+    /// The last definition for each name, which counts if the files are applied in order.
     definitions: BTreeMap<NetworkReference, Definition>,
     namespaces: BTreeMap<String, Labels>,
     pods: Vec<SelectingPod>,
@@ -43,7 +43,7 @@ struct Seen {
     position: Position,
 }
 
-/// Selection of a network.
+/// One place that selects a network.
 #[derive(Debug)]
 struct Selected {
     network: NetworkReference,
@@ -53,7 +53,7 @@ struct Selected {
 }
 
 impl Across {
-    /// Adds a file, or a piece of it that begins after `lines_before` lines.
+    /// Adds a file, or a piece that begins after `lines_before` lines.
     pub fn add(&mut self, file: &str, manifest: &Manifest, lines_before: usize) {
         let seen = |at: usize| {
             let Position { line, column } = manifest.source.position(at);
@@ -106,7 +106,7 @@ impl Across {
         }
     }
 
-    /// Adds the networks of a KubeVirt machine, which KubeVirt writes into the annotation of its pod.
+    /// Adds the networks on a KubeVirt machine, which KubeVirt writes into its pod's annotation.
     fn networks_of_machine(&mut self, located: &Located<crate::PodObject>, seen: &dyn Fn(usize) -> Seen) {
         let crate::PodObject { pod, kind } = &located.value;
         if !kind.starts_with("VirtualMachine") {
@@ -135,7 +135,8 @@ impl Across {
         self.findings.push((seen.file.clone(), finding));
     }
 
-    /// Returns the findings, each with its file. Without any definition nothing is known about the networks of pods.
+    /// Returns the findings, each with its file. Without any definition nothing is known about the pods'
+    /// networks.
     pub fn findings(mut self) -> Vec<(String, Finding)> {
         let policies = std::mem::take(&mut self.policies);
         for (seen, fault) in policies.faults(&self.places) {

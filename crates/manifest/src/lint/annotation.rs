@@ -1,4 +1,4 @@
-//! Linter of the network annotations of pods and pod templates.
+//! Linter for network annotations on pods and pod templates.
 
 use super::{Place, Report};
 use crate::{Located, PodObject};
@@ -7,10 +7,10 @@ use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 use npwg::selection::{Annotation, Reading};
 
-/// Default namespace of a default-network annotation without one.
+/// Namespace that a default-network annotation means if it names none.
 const MULTUS_NAMESPACE: &str = "kube-system";
 
-/// Name that container runtimes give to the interface of the default network.
+/// Interface name that container runtimes give to the default network.
 const USUAL_NAME: &str = "eth0";
 
 pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {

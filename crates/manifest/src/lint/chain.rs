@@ -1,7 +1,7 @@
-//! Linter of a CNI configuration: of a single plugin or a list, on disk or inside a definition.
+//! Linter for a CNI configuration: a single plugin or a list, on disk or inside a definition.
 //!
-//! The checks go key by key, so that each fault has its position. Finally the reader of the plan checks the whole
-//! configuration and reports anything these checks miss.
+//! The checks go key by key, so that each fault has its position. Finally the same reader as for plans checks
+//! the whole configuration and reports anything these checks miss.
 
 use cni::name::NetworkName;
 use cni::network::Network;
@@ -15,13 +15,13 @@ use npwg::nearest::nearest;
 use npwg::refusal::{Fault, KeyPath, Step, quote};
 use npwg::rule::{Rule, Severity};
 
-/// Keys of a list. Plugins may read others, so only a near miss is reported.
+/// Keys in a list. Plugins may read others, so only a near miss is reported.
 const LIST_KEYS: &[&str] =
     &["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
 
 /// Configuration to check.
 pub(super) struct Subject<'a> {
-    /// Name in messages.
+    /// What messages call it.
     pub(super) name: &'a str,
     /// Name of the definition that contains it.
     pub(super) owner: Option<&'a str>,
@@ -60,7 +60,7 @@ pub(super) fn look(report: &mut Report<'_>, subject: &Subject<'_>, text: &str, k
     chain.as_the_plan_reads_it();
 }
 
-/// Returns the value of `key`, matched exactly or else without case, as plugins do.
+/// Returns the value at `key`, matched exactly or else without case, as plugins do.
 pub(super) fn find<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     let folded = || map.iter().rev().find(|(k, _)| cni::fold::same(k, key)).map(|(_, value)| value);
     map.get(key).or_else(folded).filter(|value| !value.is_null())
@@ -79,13 +79,13 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// Linter of one configuration.
+/// Linter for one configuration.
 pub(super) struct Chain<'a, 'b> {
     report: &'a mut Report<'b>,
     pub(super) subject: &'a Subject<'a>,
     text: &'a str,
     pub(super) knowledge: &'a Knowledge,
-    /// The configuration.
+    /// The whole configuration, as parsed.
     pub(super) whole: &'a Map<String, Value>,
     errors: usize,
 }
@@ -211,7 +211,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Reports keys that occur twice in one object. For `sysctl` of `tuning` the plugin refuses them.
+    /// Reports keys that occur twice in one object. In `tuning`'s `sysctl` the plugin refuses them.
     fn duplicates(&mut self) {
         for (path, offset) in crate::position::duplicate_keys(self.text) {
             let is_sysctl = matches!(path.steps(), [.., Step::Key(outer), _] if outer == "sysctl");
@@ -237,7 +237,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Checks the whole configuration with the reader of the plan.
+    /// Checks the whole configuration with the same reader as for plans.
     fn as_the_plan_reads_it(&mut self) {
         let read = match self.subject.owner {
             Some(owner) => inline(owner, self.text),

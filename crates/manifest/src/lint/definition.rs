@@ -1,4 +1,4 @@
-//! Linter of definitions: the name, the form of `spec.config`, and its content.
+//! Linter for definitions: the name, how `spec.config` is written, and what it contains.
 
 use super::{Finding, Knowledge, Place, Report, chain, kuryr, repair};
 use crate::{Located, Span, Value};
@@ -54,7 +54,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
     }
 }
 
-/// Reports a map instead of a string, with the corrected form and an edit of the file.
+/// Reports a map instead of a string, with the corrected form and an edit to the file.
 fn structured(report: &mut Report<'_>, located: &Located<Definition>, json: &str, fault: Fault) {
     let node = located.node_at(&config_path());
     let edit = repair::config_as_text(report.source, &located.node, node, json);

@@ -1,4 +1,4 @@
-//! Linter of the Neutron port in a definition's annotation of Kuryr.
+//! Linter for Neutron ports in a definition's Kuryr annotation.
 //!
 //! Source: Kuryr-Kubernetes `multi_vif.py`; `docs/neutron.md`.
 
@@ -9,11 +9,11 @@ use npwg::nearest::hint;
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 
-/// Annotation that makes a definition a network of Neutron.
+/// Annotation that makes a definition a Neutron network.
 pub const KURYR_CONFIG: &str = "openstack.org/kuryr-config";
 /// Ways to plug in a port.
 pub const DRIVER_TYPES: [&str; 3] = ["neutron-vif", "nested-vlan", "nested-macvlan"];
-/// Keys of the annotation.
+/// Keys that the annotation can have.
 const KEYS: [&str; 2] = ["subnetId", "driverType"];
 
 pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {

@@ -1,4 +1,5 @@
-//! Linter of keys at a place where nothing reads them: annotations, `spec.config`, and keys that occur twice.
+//! Linter for keys at a place where nothing reads them: annotations, `spec.config`, and keys that occur
+//! twice.
 
 use super::Report;
 use crate::node::{Key, Node, Value};
@@ -8,11 +9,11 @@ use npwg::nearest::nearest;
 use npwg::refusal::{Fault, KeyPath, Step};
 use npwg::rule::Rule;
 
-/// Domains of the annotations.
+/// Domains that network annotations have.
 const DOMAINS: &[&str] = &["k8s.v1.cni.cncf.io", "v1.multus-cni.io"];
 /// Annotation that replaces the default network.
 const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";
-/// Annotations of these domains that a component reads.
+/// Annotations in these domains that a component reads.
 const KNOWN: &[&str] = &[
     "k8s.v1.cni.cncf.io/networks",
     "k8s.v1.cni.cncf.io/network-status",
@@ -21,7 +22,7 @@ const KNOWN: &[&str] = &[
     RESOURCE_NAME,
     DEFAULT_NETWORK,
 ];
-/// Keys of a CNI configuration, which belong into the string `spec.config`.
+/// CNI configuration keys, which belong into the string `spec.config`.
 const OF_CONFIG: &[&str] = &["cniVersion", "name", "type", "plugins", "ipam"];
 /// Hint for such keys.
 const AS_TEXT: &str = "write \"config: |\" below spec, and the JSON on indented lines below it";
@@ -45,7 +46,7 @@ pub(super) fn look(report: &mut Report<'_>, manifest: &Manifest) {
     }
 }
 
-/// Linter of one object.
+/// Linter for one object.
 struct Object<'a, 'b> {
     report: &'a mut Report<'b>,
     subject: &'a str,
@@ -61,7 +62,7 @@ impl Object<'_, '_> {
         self.elsewhere(object, &KeyPath::root(), &metadata.key("annotations"));
     }
 
-    /// Reports annotations whose name is almost that of a known one.
+    /// Reports annotations whose name is almost a known one.
     fn annotations(&mut self, path: &KeyPath) {
         for (key, _) in entries(self.node, path) {
             let name = key.text.as_str();
@@ -87,8 +88,8 @@ impl Object<'_, '_> {
         }
     }
 
-    /// Reports known annotations at every place but `right`, and but the annotations of a workload, which have a finding of
-    /// their own.
+    /// Reports known annotations at every place but `right`, except on a workload, for which there is a
+    /// separate finding.
     fn elsewhere(&mut self, node: &Node, path: &KeyPath, right: &KeyPath) {
         let of_object = KeyPath::root().key("metadata").key("annotations");
         if path == right || *path == of_object {
@@ -151,7 +152,8 @@ impl Object<'_, '_> {
         }
     }
 
-    /// Reports keys that occur twice in one map. An entry of a merge, or of an alias, is older than its map.
+    /// Reports keys that occur twice in one map. An entry that comes from a merge or an alias is older than
+    /// its map.
     fn duplicates(&mut self, node: &Node, path: &KeyPath) {
         match &node.value {
             Value::List(items) => {
@@ -196,7 +198,7 @@ fn reason(path: &KeyPath) -> String {
     }
 }
 
-/// Returns the entries of the map at `path`.
+/// Returns the entries in the map at `path`.
 fn entries<'a>(node: &'a Node, path: &KeyPath) -> Vec<&'a (Key, Node)> {
     let mut node = node;
     for step in path.steps() {

@@ -1,4 +1,5 @@
-//! Linter of one MultiNetworkPolicy: the faults of its reader, and directions that its author may not expect.
+//! Linter for one MultiNetworkPolicy: faults that the reader finds, and directions that its author may not
+//! expect.
 
 use super::Report;
 use crate::{Located, Node, Value};

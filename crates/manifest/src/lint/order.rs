@@ -1,4 +1,4 @@
-//! Linter of the order of a list: a plugin that changes an interface needs an earlier plugin that makes it.
+//! Linter for plugin order: a plugin that changes an interface needs an earlier plugin that makes it.
 
 use serde_json::Value;
 

@@ -1,15 +1,15 @@
 //! The page `docs/lint.md`, which has a section with examples for each rule.
 //!
-//! The page is part of the program: `weft lint --explain` prints from it. A section begins with `### NAME`. Its text is
-//! followed by two fenced examples, the first of which breaks the rule. `tests/lint_page.rs` holds the page against
-//! [`Rule`] and checks that each example does what the page says.
+//! The page is part of the program: `weft lint --explain` prints from it. A section begins with `### NAME`.
+//! Its text is followed by two fenced examples, the first of which breaks the rule. `tests/lint_page.rs`
+//! compares the page with [`Rule`] and checks that each example does what the page says.
 
 use npwg::rule::Rule;
 
-/// The page.
+/// The page, as Markdown.
 pub const PAGE: &str = include_str!("../../../../docs/lint.md");
 
-/// Section of one rule.
+/// Section about one rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Section {
     /// Prose before and between the examples.
@@ -22,7 +22,7 @@ pub struct Section {
     pub others: Vec<String>,
 }
 
-/// Returns the section of a rule; empty if the page has none.
+/// Returns the section about a rule; empty if the page has none.
 pub fn section(rule: Rule) -> Section {
     let mut lines = PAGE.lines().skip_while(|line| line.strip_prefix("### ") != Some(rule.name()));
     let body =
@@ -50,7 +50,7 @@ fn push_line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// Returns the place of a rule in the documentation: `docs/lint.md#invalid-mac`.
+/// Returns where the documentation describes a rule: `docs/lint.md#invalid-mac`.
 pub fn link(rule: Rule) -> String {
     format!("docs/lint.md#{rule}")
 }

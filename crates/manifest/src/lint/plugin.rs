@@ -1,4 +1,4 @@
-//! Linter of one plugin's configuration, in a list or alone.
+//! Linter for one plugin's configuration, in a list or alone.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use npwg::nearest::hint;
 use npwg::refusal::KeyPath;
 use npwg::rule::Rule;
 
-/// Keys of every plugin's configuration.
+/// Keys that every plugin's configuration can have.
 const PLUGIN_KEYS: &[&str] = &[
     "cniVersion",
     "cniVersions",
@@ -31,7 +31,8 @@ const PLUGIN_KEYS: &[&str] = &[
     "allowPersistentIPs",
 ];
 
-/// Number of addresses for each node below which a network of a cluster-wide pool is reported, as by `weft ipam check`.
+/// Minimum number of addresses for each node; a cluster-wide pool with fewer is reported, as by `weft ipam
+/// check`.
 const ADDRESSES_FOR_NODE: u128 = 4;
 
 /// Plugins that attach further networks.
@@ -97,7 +98,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Reports range sets with few addresses for the number of nodes.
+    /// Reports range sets with few addresses for that many nodes.
     fn address_windows(&mut self, map: &Map<String, Value>, path: &KeyPath) {
         let Some(nodes) = self.knowledge.nodes.map(u128::from) else { return };
         let mut sets: BTreeMap<usize, (u128, Vec<String>)> = BTreeMap::new();
@@ -160,7 +161,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Checks the plugin's keys and those of its `ipam`, for known plugins.
+    /// Checks a known plugin's keys and those in its `ipam`.
     fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let knowledge = self.knowledge;
         let plugin = plugins::canonical(name);
@@ -197,7 +198,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Reports a probable misspelling of a plugin's name.
+    /// Reports a plugin name that is probably misspelled.
     fn unknown_type<'k>(&mut self, name: &str, known: impl Iterator<Item = &'k String>, path: &KeyPath) {
         let known: Vec<&str> = known.map(String::as_str).chain(OTHERS.iter().copied()).collect();
         let near = if known.contains(&name) { String::new() } else { hint(name, &known) };

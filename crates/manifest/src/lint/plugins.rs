@@ -1,21 +1,21 @@
 //! The plugins that the linter knows, and their aliases.
 //!
-//! Options and checks are those of the crate `plugin-config`, with which the plugins read their configuration.
+//! Options and checks come from the crate `plugin-config`, with which the plugins read their configuration.
 
 use std::collections::BTreeMap;
 
 use super::Knowledge;
 
-/// Other names of plugins, as OpenShift Virtualization installs them: name and plugin.
+/// Other plugin names that OpenShift Virtualization installs: name and plugin.
 pub const ALIASES: &[(&str, &str)] = &[("cnv-bridge", "bridge"), ("cnv-tuning", "tuning")];
 
-/// Returns the plugin of an alias, or else the name itself.
+/// Returns the plugin that an alias stands for, or else the name itself.
 pub fn canonical(name: &str) -> &str {
     ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, plugin)| plugin)
 }
 
 impl Knowledge {
-    /// Returns the options of the plugins that weft contains.
+    /// Returns the options that weft's own plugins have.
     pub fn of_known_plugins() -> Knowledge {
         Knowledge {
             plugin_keys: table(plugin_config::PLUGINS, plugin_config::options),

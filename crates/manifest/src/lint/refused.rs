@@ -1,7 +1,7 @@
-//! The errors with which ADD of a built-in plugin refuses its configuration.
+//! Errors with which a built-in plugin's ADD refuses its configuration.
 //!
-//! The linter calls the function with which the plugin itself reads the configuration. After each error it leaves out
-//! the invalid value and reads again, so that it finds several errors at once.
+//! The linter calls the function with which the plugin itself reads the configuration. After each error it
+//! leaves out the invalid value and reads again, so that it finds several errors at once.
 
 use cni::config::Config;
 use cni::environment::Environment;
@@ -16,7 +16,7 @@ use super::chain::{Chain, fault, find};
 use npwg::refusal::{KeyPath, Step};
 use npwg::rule::Rule;
 
-/// Maximum number of errors of one plugin.
+/// Maximum number of errors for one plugin.
 const ERRORS_MAX: usize = 16;
 /// Keys that the runtime writes, whatever the configuration contains.
 const OF_RUNTIME: [&str; 2] = ["runtimeConfig", "prevResult"];
@@ -25,7 +25,7 @@ const OF_RUNTIME: [&str; 2] = ["runtimeConfig", "prevResult"];
 type Check<'a> = &'a dyn Fn(&Call, Provided) -> Option<Result<(), Error>>;
 
 impl Chain<'_, '_> {
-    /// Reports what ADD of the plugin at `path` refuses.
+    /// Reports why ADD refuses the plugin at `path`.
     pub(super) fn refused(&mut self, map: &Map<String, Value>, path: &KeyPath, check: Check<'_>) {
         let mut value = self.as_executed(map);
         let provided = self.provided(map);
@@ -87,11 +87,11 @@ impl Chain<'_, '_> {
     }
 }
 
-/// Place of a key that an error names.
+/// Where a key is that an error names.
 struct Place<'a> {
     /// The part of its path that the configuration contains.
     path: KeyPath,
-    /// The rest of the path.
+    /// The part that the configuration lacks.
     rest: &'a str,
 }
 

@@ -1,4 +1,4 @@
-//! Edits of a file that fix a finding.
+//! Edits to a file that fix a finding.
 
 use serde_json::Value as Json;
 
@@ -7,16 +7,16 @@ use crate::{Node, Source, Span, Value, document};
 /// Maximum number of edits that are tried one by one.
 const TRIALS_MAX: usize = 64;
 
-/// Edit of a file.
+/// Edit to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
-    /// Piece to replace.
+    /// What to replace.
     pub span: Span,
-    /// Replacement.
+    /// What to write there.
     pub replacement: String,
 }
 
-/// Returns the text with the edits applied; of overlapping edits the first counts.
+/// Returns the text with the edits applied; if edits overlap, the first counts.
 pub fn apply(text: &str, edits: &[Edit]) -> String {
     let mut edits: Vec<&Edit> = edits.iter().collect();
     edits.sort_by_key(|edit| edit.span);
@@ -59,13 +59,13 @@ pub(super) fn harmless(text: &str, edits: &[Edit]) -> Vec<bool> {
     selected
 }
 
-/// Returns the documents of a text; invalid ones are `null`.
+/// Returns the documents in a text; invalid ones are `null`.
 fn documents(text: &str) -> Vec<Json> {
     let documents = document::documents(&Source::new(text));
     documents.into_iter().map(|document| document.map_or(Json::Null, |node| node.to_json())).collect()
 }
 
-/// Returns the number of definitions whose `spec.config` became a string of the same content; `None` if anything else
+/// Returns how many definitions got a string with the same content as `spec.config`; `None` if anything else
 /// differs.
 fn converted_configs(before: &[Json], after: &[Json]) -> Option<usize> {
     if before.len() != after.len() {
@@ -109,8 +109,8 @@ fn converted_spec(before: &Json, after: &Json) -> Option<usize> {
 
 /// Returns an edit that converts a map under `config:` to a string.
 ///
-/// Most such maps are already written as JSON; their lines are kept. Otherwise the replacement is the formatted `json`.
-/// Inside brackets YAML has no block scalars, so the string becomes one quoted line.
+/// Most such maps are already written as JSON; their lines are kept. Otherwise the replacement is the
+/// formatted `json`. Inside brackets YAML has no block scalars, so the string becomes one quoted line.
 pub(super) fn config_as_text(source: &Source, object: &Node, map: &Node, json: &str) -> Edit {
     let end = end_of_line(source, end(source, map));
     let span = Span { start: map.span.start, end };
@@ -171,8 +171,8 @@ fn in_brackets(source: &Source, node: &Node) -> bool {
     source.slice(node.span).starts_with(['{', '['])
 }
 
-/// Returns the end of a node's own text. A map or list without brackets ends with its last value or, if that is empty, an
-/// alias or merged by `<<`, with the last line that is no comment.
+/// Returns where a node's own text ends. A map or list without brackets ends with its last value or, if that
+/// is empty, an alias or merged by `<<`, with the last line that is no comment.
 fn end(source: &Source, node: &Node) -> usize {
     let last = match &node.value {
         Value::Map(entries) => entries.last().map(|(_, node)| node),
@@ -194,7 +194,7 @@ fn end(source: &Source, node: &Node) -> usize {
     last.unwrap_or_default().max(node.span.start + text.len())
 }
 
-/// Returns the end of the line if only a comment follows: the comment would become part of the string.
+/// Returns where the line ends if only a comment follows: the comment would become part of the string.
 fn end_of_line(source: &Source, at: usize) -> usize {
     let rest = source.text().get(at..).unwrap_or_default();
     let rest = rest.lines().next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Parameters of the plugins of a recorded attachment: later calls use those of the ADD.
+//! Plugin parameters for a recorded attachment: later calls use the same ones as the ADD.
 
 use cni::args::Args;
 use cni::error::{Context, Error};
@@ -10,11 +10,11 @@ use cni::runtime::chain::{Attached, Parameters};
 use super::Entry;
 use npwg::plan::{Delegate, Role};
 
-/// Keys of `CNI_ARGS` with which a runtime makes requests to the plugins of the default network.
+/// `CNI_ARGS` keys with which a runtime makes requests to the default network's plugins.
 const REQUESTS: &[&str] = &["IP", "MAC", "GATEWAY"];
 
 impl Entry {
-    /// Returns the parameters of a call of a delegate's plugins.
+    /// Returns the parameters with which a delegate's plugins are called.
     pub fn parameters(&self, delegate: &Delegate) -> Parameters {
         Parameters {
             who: Attachment { container: self.container_id.clone(), ifname: delegate.ifname.clone() },
@@ -26,7 +26,8 @@ impl Entry {
         }
     }
 
-    /// Returns the recorded result of the attachment at `index`, if there is one; `network` is the one of its delegate.
+    /// Returns the recorded result for the attachment at `index`, if there is one; `network` is its
+    /// delegate's.
     ///
     /// # Errors
     /// The result cannot be read in the network's version.
@@ -41,9 +42,9 @@ impl Entry {
     }
 }
 
-/// Returns `CNI_ARGS` of the runtime and the delegate's own pairs, `IgnoreUnknown=1` first (V16).
+/// Returns the runtime's `CNI_ARGS` and the delegate's own pairs, `IgnoreUnknown=1` first (V16).
 ///
-/// Requests of the runtime are only passed to the default network.
+/// What the runtime requests is only passed to the default network.
 fn delegate_args(runtime: &str, delegate: &Delegate) -> String {
     let runtime = Args::scan(runtime);
     let own = |key: &str| delegate.args.iter().any(|(known, _)| known == key);

@@ -1,7 +1,8 @@
-//! Programs that serve the plugins of an attachment: `weft-cni` itself, or external programs.
+//! Programs that serve an attachment's plugins: `weft-cni` itself, or external programs.
 //!
-//! They are decided before an ADD and recorded with it, so that every later call of the attachment goes to the same
-//! program, whichever copy of `weft-cni` makes it. The identity of an external file shows whether it was replaced since.
+//! They are decided before an ADD and recorded with it, so that every later call for the attachment goes to
+//! the same program, whichever `weft-cni` copy makes it. The recorded file identity shows whether an external
+//! program was replaced since.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,27 +18,27 @@ use serde::{Deserialize, Serialize};
 pub enum PluginProgram {
     /// The plugin is built into `weft-cni`.
     BuiltIn,
-    /// An external program.
+    /// A program that is not weft's.
     External(ProgramFile),
 }
 
-/// File of an external program, and its identity at the time of the ADD.
+/// External program, and which file it was at the ADD.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProgramFile {
     /// Path, as found in the plugin directories.
     pub path: PathBuf,
-    /// Number of the device.
+    /// Device number.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
     /// Size in bytes.
     pub size: u64,
-    /// Time of the last change of its content, in nanoseconds since 1970.
+    /// When the content last changed, in nanoseconds since 1970.
     pub modified: i64,
 }
 
-/// Programs of the plugins of an attachment, by plugin name.
+/// Programs for an attachment's plugins, by plugin name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Programs(BTreeMap<String, PluginProgram>);
@@ -58,7 +59,7 @@ impl ProgramFile {
 // === impl Programs ===
 
 impl Programs {
-    /// Returns no programs: those of an attachment whose ADD recorded none.
+    /// Returns no programs, for an attachment whose ADD recorded none.
     #[must_use]
     pub const fn unknown() -> Programs {
         Programs(BTreeMap::new())
@@ -70,7 +71,7 @@ impl Programs {
         self.0.is_empty()
     }
 
-    /// Returns the program of a plugin, if it is recorded.
+    /// Returns the program for a plugin, if it is recorded.
     #[must_use]
     pub fn get(&self, plugin: &str) -> Option<&PluginProgram> {
         self.0.get(plugin)
@@ -81,7 +82,7 @@ impl Programs {
         self.0.iter().map(|(plugin, program)| (plugin.as_str(), program))
     }
 
-    /// Records the program of a plugin.
+    /// Records which program serves a plugin.
     pub fn set(&mut self, plugin: &PluginType, program: PluginProgram) {
         self.0.insert(plugin.to_string(), program);
     }

@@ -1,4 +1,4 @@
-//! Plugins that a CHECK of a sandbox does not call, so that no report calls them unchanged.
+//! Plugins that a sandbox's CHECK does not call, so that no report calls them unchanged.
 
 use cni::network::{Network, plugin_type};
 use cni::version::{Verb, Version};
@@ -6,22 +6,22 @@ use serde::Serialize;
 
 use super::{Entry, PluginProgram};
 
-/// Plugins of an attachment that no CHECK calls.
+/// Plugins on an attachment that no CHECK calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unchecked {
-    /// Network.
+    /// Network that the attachment is to.
     pub network: String,
-    /// Interface.
+    /// Interface in the pod.
     pub interface: String,
-    /// Types of the plugins.
+    /// Plugin types.
     pub plugins: Vec<String>,
     /// Reason, as a clause.
     pub why: String,
 }
 
 impl Entry {
-    /// Returns the plugins of this sandbox that a CHECK does not call.
+    /// Returns the plugins in this sandbox that a CHECK does not call.
     pub fn unchecked(&self) -> Vec<Unchecked> {
         let all = self.plan.delegates.iter().enumerate();
         let found = all.filter_map(|(index, delegate)| {

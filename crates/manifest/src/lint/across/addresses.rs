@@ -1,6 +1,7 @@
 //! Addresses that two pods request on one network.
 //!
-//! - An address is requested by `ips` or `mac` of an element, or fixed by the IPAM plugin `static` of the definition.
+//! - An address is requested by `ips` or `mac` in an element, or fixed by the definition's IPAM plugin
+//!   `static`.
 //! - One object that runs several pods requests its address several times.
 //! - Pods that name the same IPAMClaim share its address by intention.
 //! - An object that is in two files (a base and its overlay) is one object.
@@ -17,21 +18,21 @@ use serde_json::Value as Json;
 use super::Seen;
 use super::selecting_pod::{Instances, SelectingPod};
 
-/// Largest number of fixed addresses of a definition that are compared.
+/// Maximum number of fixed addresses in a definition that are compared.
 const STATIC_MAX: usize = 64;
 
-/// Address of a network.
+/// Address on a network.
 type Address = (NetworkReference, String);
 
 /// Request for an address.
 struct Requested<'a> {
     pod: &'a SelectingPod,
     element: &'a Element,
-    /// Key of the element with the address; `None` if the definition fixes it.
+    /// Key in the element that has the address; `None` if the definition fixes it.
     key: Option<&'static str>,
 }
 
-/// Returns a finding for each request of an address that another pod requests as well.
+/// Returns a finding for each request whose address another pod requests as well.
 pub(super) fn requested_twice(
     pods: &[SelectingPod],
     definitions: &BTreeMap<NetworkReference, Definition>,
@@ -72,7 +73,7 @@ fn addresses(element: &Element, fixed: &[String]) -> Vec<(String, Option<&'stati
     ips.chain(mac).chain(fixed).collect()
 }
 
-/// Returns the addresses that the IPAM plugin `static` of a definition gives to every pod.
+/// Returns the addresses that a definition's IPAM plugin `static` gives to every pod.
 fn static_addresses(definition: &Definition) -> Vec<String> {
     let SpecConfig::Text(text) = &definition.config else { return Vec::new() };
     let Ok(network) = Network::parse(text.as_bytes(), &definition.name) else { return Vec::new() };
@@ -97,7 +98,7 @@ impl Requested<'_> {
         self.element.ipam_claim.is_some() && self.element.ipam_claim == other.element.ipam_claim
     }
 
-    /// Returns the reason of an address that another object requests.
+    /// Returns the reason if another object requests the address, too.
     fn also(&self, other: &Requested<'_>) -> String {
         if self.is_same_object(other) {
             return format!("is also requested by element [{}] of the same pod", other.element.index);
@@ -106,7 +107,7 @@ impl Requested<'_> {
         format!("is also requested by {} in {file}:{}", other.pod.subject(), position.line)
     }
 
-    /// Returns the reason of an address that each pod of one object requests.
+    /// Returns the reason if each pod that one object runs requests the address.
     fn several(&self) -> String {
         match self.pod.instances {
             Instances::Count(count) => {

@@ -1,7 +1,8 @@
-//! Network policies of several files together: networks that do not exist, and selectors that fit no pod.
+//! Network policies across files: networks that do not exist, and selectors that fit no pod.
 //!
-//! - A selector is only reported if the files have a pod on a network of the policy: without one nothing is known.
-//! - The labels of a namespace that is in no file are unknown, and may fit.
+//! - A selector is only reported if the files have a pod on one of the policy's networks: without one nothing
+//!   is known.
+//! - If a namespace is in no file, its labels are unknown, and may fit.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use npwg::rule::Rule;
 use super::Seen;
 use crate::{Located, Manifest};
 
-/// Policies of all files, and what their selectors may fit.
+/// Policies from all files, and what their selectors may fit.
 #[derive(Debug, Default)]
 pub(super) struct PolicySelectors {
     policies: Vec<Placed>,
@@ -24,7 +25,7 @@ pub(super) struct PolicySelectors {
     namespaces: BTreeMap<String, Labels>,
 }
 
-/// Policy with the places of its selectors.
+/// Policy and where its selectors are.
 #[derive(Debug)]
 struct Placed {
     policy: NetworkPolicy,
@@ -33,7 +34,7 @@ struct Placed {
     peers: Vec<PlacedPeer>,
 }
 
-/// Peer of a rule with its place.
+/// Peer in a rule, and where it is.
 #[derive(Debug)]
 struct PlacedPeer {
     peer: PolicyPeer,
@@ -43,7 +44,7 @@ struct PlacedPeer {
 // === impl PolicySelectors ===
 
 impl PolicySelectors {
-    /// Adds the policies, pods and namespaces of a file.
+    /// Adds a file's policies, pods and namespaces.
     pub(super) fn add(&mut self, manifest: &Manifest, seen: &dyn Fn(usize) -> Seen) {
         self.policies.extend(manifest.policies.iter().map(|located| Placed::of(located, seen)));
         let pods = manifest.pods.iter().map(|located| PodNetworks::of(&located.value.pod));
@@ -52,7 +53,7 @@ impl PolicySelectors {
         self.namespaces.extend(namespaces.map(|one| (one.name.clone(), one.labels.clone())));
     }
 
-    /// Returns the faults with their places; `definitions` are those of all files.
+    /// Returns the faults and where they are; `definitions` has those from all files.
     pub(super) fn faults(self, definitions: &BTreeMap<NetworkReference, Seen>) -> Vec<(Seen, Fault)> {
         let PolicySelectors { policies, pods, namespaces } = self;
         let attachments: Vec<PodAttachment<'_>> =

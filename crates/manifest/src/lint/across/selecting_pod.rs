@@ -13,19 +13,19 @@ use crate::{Located, PodObject};
 /// Pod or pod template with the annotation that selects networks.
 #[derive(Debug)]
 pub(super) struct SelectingPod {
-    /// The pod; a template has the name of its workload.
+    /// The pod; a template has its workload's name.
     pub(super) pod: Pod,
-    /// Kind of the object in the file.
+    /// Object kind in the file.
     pub(super) kind: String,
-    /// Number of pods that the object runs at the same time.
+    /// How many pods the object runs at the same time.
     pub(super) instances: Instances,
-    /// The annotation.
+    /// What the annotation contains.
     pub(super) reading: Reading,
     annotation: Seen,
     elements: BTreeMap<usize, Seen>,
 }
 
-/// Number of pods that an object runs at the same time.
+/// How many pods an object runs at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Instances {
     /// As many as the object says.
@@ -35,7 +35,8 @@ pub(super) enum Instances {
 }
 
 impl SelectingPod {
-    /// Returns the pod of an object. `annotation` and `elements` are the places of the annotation and of its elements.
+    /// Returns the pod in an object. `annotation` and `elements` say where the annotation and its elements
+    /// are.
     pub(super) fn new(
         located: &Located<PodObject>,
         reading: Reading,
@@ -47,12 +48,12 @@ impl SelectingPod {
         SelectingPod { pod: pod.clone(), kind: kind.clone(), instances, reading, annotation, elements }
     }
 
-    /// Returns the name of the object in messages, for example `deployment default/web`.
+    /// Returns what messages call the object, for example `deployment default/web`.
     pub(super) fn subject(&self) -> String {
         format!("{} {}/{}", self.kind.to_lowercase(), self.pod.namespace, self.pod.name)
     }
 
-    /// Returns the place of a path in the annotation.
+    /// Returns where a path in the annotation is in the file.
     pub(super) fn place(&self, path: &KeyPath) -> &Seen {
         match path.steps().first() {
             Some(Step::Index(index)) => self.elements.get(index).unwrap_or(&self.annotation),
