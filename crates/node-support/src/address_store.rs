@@ -1,4 +1,4 @@
-//! Reader of the address stores of this node, with the owners that `weft-ipam` recorded.
+//! Reader for this node's address stores, with the owners that `weft-ipam` recorded.
 //!
 //! It takes no locks and needs permission to read the files. An invalid owner record is ignored.
 //!
@@ -14,21 +14,21 @@ use std::path::{Path, PathBuf};
 use ipam::address_store::{self, SLOTS, Slot, SlotId, StoreError};
 use ipam::{AddressSpan, AddressStore};
 
-/// Length of an owner record in bytes.
+/// Owner record length in bytes.
 const RECORD: usize = 1024;
 
-/// Owner of an address, as `weft-ipam` recorded it.
+/// Who owns an address, as `weft-ipam` recorded it.
 #[derive(Debug)]
 pub struct Owner {
-    /// Container id of the sandbox.
+    /// Sandbox, by container id.
     pub container: String,
     /// Interface in the sandbox.
     pub ifname: String,
-    /// Name of the network.
+    /// Network name.
     pub network: String,
-    /// Uid of the pod; empty without a pod.
+    /// Pod uid; empty without a pod.
     pub uid: String,
-    /// Namespace and name of the pod, followed by a blank; empty without a pod.
+    /// Pod namespace and name, followed by a blank; empty without a pod.
     pod: String,
     /// Claim or sticky key that keeps the address when the pod is gone; empty: none.
     pub claim: String,
@@ -39,47 +39,47 @@ pub struct Owner {
 pub struct Held {
     /// The address.
     pub ip: IpAddr,
-    /// Time of its allocation, in milliseconds since 1970.
+    /// When it was allocated, in milliseconds since 1970.
     pub since: u64,
-    /// Owner of the address.
+    /// Who owns it.
     pub owner: Owner,
 }
 
-/// A reason why an address store of this node cannot be read.
+/// Why one of this node's address stores cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The directory of the address stores cannot be listed.
+    /// The directory with the address stores cannot be listed.
     #[error("{}: {cause}", directory.display())]
     List {
-        /// The directory.
+        /// Directory that cannot be listed.
         directory: PathBuf,
-        /// The error of the system.
+        /// What the operating system reported.
         cause: io::Error,
     },
-    /// The file of an address store, or of its owners, cannot be read.
+    /// An address store's file, or the file with its owners, cannot be read.
     #[error("{}: {cause}", file.display())]
     Read {
-        /// The file.
+        /// File that cannot be read.
         file: PathBuf,
-        /// The error of the system.
+        /// What the operating system reported.
         cause: io::Error,
     },
-    /// The content of an address store is not valid.
+    /// An address store's content is not valid.
     #[error("{}: {cause}", file.display())]
     Decode {
-        /// The file.
+        /// File with the invalid content.
         file: PathBuf,
-        /// The error in its content.
+        /// What is wrong in it.
         cause: StoreError,
     },
 }
 
-/// Whether the store in a directory is marked as one of a pool with imported addresses.
+/// Whether the store in a directory is marked because its pool has imported addresses.
 pub fn is_marked_imported(store: &Path) -> bool {
     store.join("imported").exists()
 }
 
-/// Returns name and path of each address store below a directory; none if the directory does not exist.
+/// Returns every address store below a directory, by name and path; none if the directory does not exist.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -111,7 +111,7 @@ pub fn read(store: &Path) -> Result<Option<AddressStore>, ReadError> {
     }
 }
 
-/// Returns the addresses of a store that are in use and have a valid owner record.
+/// Returns a store's addresses that are in use and have a valid owner record.
 ///
 /// # Errors
 /// The owner records cannot be read.
@@ -127,20 +127,20 @@ pub fn held(store: &Path, addresses: &AddressStore) -> Result<Vec<Held>, ReadErr
     Ok(held.collect())
 }
 
-/// Window of a network: the addresses that it may allocate of a pool, as its last ADD recorded them.
+/// A network's window: the addresses that it may allocate from a pool, as its last ADD recorded them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Name of the network.
+    /// Network name.
     pub network: String,
     /// Quarantine in milliseconds.
     pub quarantine: u64,
-    /// Number of addresses.
+    /// How many addresses it has.
     pub size: u128,
-    /// Spans of addresses; one span around all of them if there are many.
+    /// Address spans; one span around all of them if there are many.
     pub spans: Vec<AddressSpan>,
 }
 
-/// Returns the last window of each network that allocated from a store.
+/// Returns the last window for each network that allocated from a store.
 ///
 /// # Errors
 /// The owner records cannot be read.
@@ -165,13 +165,14 @@ pub fn windows(store: &Path, addresses: &AddressStore) -> Result<Vec<Window>, Re
     Ok(last.into_values().map(|(_, window)| window).collect())
 }
 
-/// Whether a store belongs to this host alone: then the identifier of a lease is its network. `None`: it has no block.
+/// Whether a store belongs to this host alone: then a lease is identified by its network. `None`: it has no
+/// block.
 pub fn is_of_host(addresses: &AddressStore) -> Option<bool> {
     let block = addresses.blocks().next()?;
     Some(block.lease == block.net.to_string())
 }
 
-/// Returns the lines of an owner record.
+/// Returns the lines in an owner record.
 fn lines(owners: &[u8], slot: SlotId) -> Option<Vec<&str>> {
     let record = owners.get((slot.page * SLOTS + slot.slot) * RECORD..)?;
     let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;

@@ -1,16 +1,21 @@
-//! Server of the agent's socket: receives the requests of `weft-cni` and returns the responses of a [`RequestHandler`].
+//! Server on the agent's socket: receives requests from `weft-cni` and returns what a [`RequestHandler`]
+//! answers.
 //!
-//! One connection is one exchange. [`Listener`] decides which clients may connect, and how an agent is replaced.
+//! One connection is one exchange. [`Listener`] decides which clients may connect, and how an agent is
+//! replaced.
 //!
-//! - Requests are served in the order of their arrival, [`PARALLEL`] at a time. [`QUEUE_MAX`] more wait in a queue; beyond that
-//!   a request is refused and may be repeated.
-//! - A request that takes longer than [`SLOT_MAX`] no longer blocks others: a pod may request a port that is never created.
-//! - Allocations have slots of their own, so that they and plans do not wait for each other. Allocations that a later call
-//!   repeats anyway do not delay those that a client waits for.
-//! - An allocation ends when its client disconnects: the next holder of the store's lock may allocate addresses that this
-//!   request does not know of. A release is completed, and so is a prefetch, whose client does not wait.
+//! - Requests are served as they arrive, [`PARALLEL`] at a time. [`QUEUE_MAX`] more wait in a queue; beyond
+//!   that a request is refused and may be repeated.
+//! - A request that takes longer than [`SLOT_MAX`] no longer blocks others: a pod may request a port that is
+//!   never created.
+//! - Allocations have slots of their own, so that they and plans do not wait for each other. Allocations that
+//!   a later call repeats anyway do not delay those that a client waits for.
+//! - An allocation ends when its client disconnects: the next process that locks the store may allocate
+//!   addresses that this request does not know about. A release is completed, and so is a prefetch, whose
+//!   client does not wait.
 //! - Clients that poll for tasks get a response at once when the agent shuts down.
-//! - A client that stalls is disconnected. A plan that is not ready in time is refused before the kubelet gives up.
+//! - A client that stalls is disconnected. A plan that is not ready in time is refused before the kubelet
+//!   gives up.
 //!
 //! Source: `docs/design/rpc.md`.
 
@@ -45,7 +50,7 @@ use cli_support::failure::Failure;
 const PARALLEL: usize = 32;
 /// Best-effort allocations served at a time. A later call repeats a dropped one.
 const BEST_EFFORT: usize = 8;
-/// Timeout of a best-effort allocation for its slot: its client has disconnected by then.
+/// How long a best-effort allocation waits for a slot: its client has disconnected by then.
 const BEST_EFFORT_MAX: Duration = Duration::from_secs(2);
 /// Requests in the queue, and requests that take longer than [`SLOT_MAX`].
 const QUEUE_MAX: usize = 512;
@@ -57,13 +62,13 @@ const CONNECTIONS_MAX: usize = 2048;
 const TRANSFER_MAX: Duration = Duration::from_secs(5);
 /// Deadline for a response to be ready.
 const RESPONSE_MAX: Duration = Duration::from_secs(30);
-/// Deadline for the report of an executed plan: every delegate of a pod may take a minute.
+/// Deadline for the report about an executed plan: every delegate may take a minute.
 const REPORT_WAIT: Duration = Duration::from_secs(600);
 
-/// Handler of the requests.
+/// What answers the requests.
 pub trait RequestHandler: Send + Sync + 'static {
-    /// Returns the plan of a sandbox. A handler that relays the request also returns the tasks and the trace of the agent
-    /// that answered; the tasks that are due follow later.
+    /// Returns a sandbox plan. A handler that relays the request also returns the tasks and the trace from
+    /// the agent that answered; the tasks that are due follow later.
     fn plan_sandbox(&self, request: &PlanRequest) -> impl Future<Output = Result<Planned, Refusal>> + Send;
     /// Returns blocks for an address store.
     fn allocate_blocks(
@@ -73,13 +78,13 @@ pub trait RequestHandler: Send + Sync + 'static {
     ) -> impl Future<Output = AllocateResponse> + Send {
         async { AllocateResponse::unavailable("no cluster to lease addresses from") }
     }
-    /// Returns the tasks that are due, for the client of a plan.
+    /// Returns the tasks that are due, for a client that requested a plan.
     fn due_tasks(&self) -> Vec<Task>;
     /// Waits for a while until tasks are due, for a client that only polls for them.
     fn poll_tasks(&self, _: &PollTasks) -> impl Future<Output = Vec<Task>> + Send {
         async { Vec::new() }
     }
-    /// Receives the result of a task.
+    /// Receives a task result.
     fn task_result(&self, _: &TaskResult) -> impl Future<Output = Result<(), Error>> + Send {
         async { Ok(()) }
     }
@@ -89,16 +94,16 @@ pub trait RequestHandler: Send + Sync + 'static {
     fn begin(&self) -> Option<Call<'_>> {
         None
     }
-    /// Returns the exporter of traces, if there is one.
+    /// Returns the trace exporter, if there is one.
     fn traces(&self) -> Option<&Traces> {
         None
     }
 }
 
-/// Plan of a sandbox, and the receiver of the report of its execution.
+/// Sandbox plan, and what receives the report about its execution.
 #[derive(Debug)]
 pub struct Planned {
-    /// The plan, tasks, and the id of the trace.
+    /// Plan, tasks, and trace id.
     pub response: PlanResponse,
     /// Connection to the agent that made the plan, if the request was relayed; the report is passed on to it.
     pub agent: Option<UnixStream>,
@@ -161,21 +166,21 @@ impl AgentServer {
     }
 }
 
-/// Arrival of a request, by the monotonic clock and by the system's.
+/// When a request arrived, by the monotonic clock and by the system's.
 type Arrival = (Instant, SystemTime);
 
 /// State that all exchanges share.
 struct Exchanges<H> {
     handler: Arc<H>,
-    /// Slots of requests that are being served.
+    /// Slots for requests that are being served.
     slots: Semaphore,
-    /// Slots of requests that take longer than [`SLOT_MAX`].
+    /// Slots for requests that take longer than [`SLOT_MAX`].
     slow: Semaphore,
-    /// Slots of allocations that a client waits for.
+    /// Slots for allocations that a client waits for.
     allocations: Semaphore,
-    /// Slots of best-effort allocations.
+    /// Slots for best-effort allocations.
     best_effort: Semaphore,
-    /// Number of requests in the queue.
+    /// How many requests are in the queue.
     queued: AtomicUsize,
     /// Whether the agent shuts down.
     ending: Sender<bool>,
@@ -231,7 +236,7 @@ impl<H: RequestHandler> Exchanges<H> {
         }
     }
 
-    /// Returns a plan, and receives the report of its execution.
+    /// Returns a plan, and receives the report about its execution.
     async fn plan(
         &self,
         mut stream: UnixStream,
@@ -361,7 +366,7 @@ impl<H: RequestHandler> Exchanges<H> {
         respond(&mut stream, &Response::Blocks(Box::new(allocated.unwrap_or_else(late)))).await
     }
 
-    /// Waits for the slot of an allocation; `None` if that takes longer than the client waits.
+    /// Waits for an allocation slot; `None` if that takes longer than the client waits.
     async fn allocation_slot(&self, operation: Operation) -> Option<SemaphorePermit<'_>> {
         if operation.is_best_effort() {
             return timeout(BEST_EFFORT_MAX, self.best_effort.acquire()).await.ok()?.ok();

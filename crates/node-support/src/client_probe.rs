@@ -1,8 +1,9 @@
-//! Client liveness probe: asks the client of an allocation to confirm that it is still connected.
+//! Client liveness probe: asks a client that waits for an allocation to confirm that it is still connected.
 //!
-//! A client that holds the lock of an address store may be killed, and the lock may be released before its socket closes.
-//! The agent then may observe objects that the next lock holder created. So the agent probes the client after each
-//! observation. A client that confirms has held the lock since its request, so what was observed is not of another holder.
+//! If a client that holds the lock on an address store is killed, the lock may be released before its socket
+//! closes. The agent then may observe objects that the next lock holder created. So the agent probes the
+//! client after each observation. A client that confirms has held the lock since its request, so no other
+//! holder made what was observed.
 
 use std::time::Duration;
 
@@ -16,20 +17,20 @@ use super::frame_io;
 /// Timeout for the confirmation.
 const CONFIRM_MAX: Duration = Duration::from_secs(5);
 
-/// Probe of one client.
+/// Probe for one client.
 pub struct ClientProbe<'a> {
     writing: Mutex<WriteHalf<'a>>,
     /// One permit for each confirmation that arrived.
     confirmations: Semaphore,
 }
 
-/// Error of a client that did not confirm in time.
+/// The client did not confirm in time.
 #[derive(Debug, thiserror::Error)]
 #[error("agent: the client did not confirm that it is still connected")]
 pub struct Unconfirmed;
 
 impl<'a> ClientProbe<'a> {
-    /// Returns the probe of the client at the other end of a connection.
+    /// Returns a probe for the client at the other end of a connection.
     pub fn new(writing: WriteHalf<'a>) -> ClientProbe<'a> {
         ClientProbe { writing: Mutex::new(writing), confirmations: Semaphore::new(0) }
     }
@@ -39,7 +40,8 @@ impl<'a> ClientProbe<'a> {
         self.confirmations.add_permits(1);
     }
 
-    /// Waits until the client confirms that it is connected, and so holds the lock of its address store.
+    /// Waits until the client confirms that it is connected, and so still holds the lock on its address
+    /// store.
     ///
     /// # Errors
     /// The client does not confirm within [`CONFIRM_MAX`].

@@ -1,4 +1,4 @@
-//! Asynchronous reading and writing of the messages of [`rpc::frame`].
+//! Asynchronous reading and writing for messages in [`rpc::frame`].
 //!
 //! Memory is allocated for bytes that have arrived, never for an announced length.
 
@@ -9,10 +9,10 @@ use rpc::frame::{self, FrameError, Message};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-/// Reads one message of at most `limit` bytes.
+/// Reads one message with at most `limit` bytes.
 ///
 /// # Errors
-/// Those of [`frame::receive`].
+/// Those that [`frame::receive`] returns.
 pub async fn read<M: Message>(from: &mut (impl AsyncRead + Unpin), limit: usize) -> Result<M, FrameError> {
     let failed = |cause| FrameError::io("receive", cause);
     let mut prefix = [0; 4];
@@ -29,16 +29,16 @@ pub async fn read<M: Message>(from: &mut (impl AsyncRead + Unpin), limit: usize)
 /// Writes one message.
 ///
 /// # Errors
-/// Those of [`frame::send`].
+/// Those that [`frame::send`] returns.
 pub async fn write<M: Message>(to: &mut (impl AsyncWrite + Unpin), message: &M) -> Result<(), FrameError> {
     let bytes = frame::encode(message)?;
     to.write_all(&bytes).await.map_err(|cause| FrameError::io("send", cause))
 }
 
-/// Reads one message of at most `limit` bytes within `longest`.
+/// Reads one message with at most `limit` bytes within `longest`.
 ///
 /// # Errors
-/// Those of [`read`]; [`ErrorKind::TimedOut`].
+/// Those that [`read`] returns; [`ErrorKind::TimedOut`].
 pub async fn read_within<M: Message>(
     from: &mut (impl AsyncRead + Unpin),
     limit: usize,
@@ -50,7 +50,7 @@ pub async fn read_within<M: Message>(
 /// Writes one message within `longest`.
 ///
 /// # Errors
-/// Those of [`write()`]; [`ErrorKind::TimedOut`].
+/// Those that [`write()`] returns; [`ErrorKind::TimedOut`].
 pub async fn write_within<M: Message>(
     to: &mut (impl AsyncWrite + Unpin),
     message: &M,

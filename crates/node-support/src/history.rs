@@ -1,6 +1,7 @@
-//! Reader of the history of calls and tasks that `weft-cni` writes on this node.
+//! Reader for the call and task history that `weft-cni` writes on this node.
 //!
-//! It changes nothing. A line that is not a record is skipped, so a damaged file hides only its damaged lines.
+//! It changes nothing. A line that is not a record is skipped, so a damaged file hides only its damaged
+//! lines.
 //!
 //! Source: [`rpc::history`].
 
@@ -14,18 +15,19 @@ use cli_support::privilege;
 use rpc::history::{DIRECTORY, FAILURES, FILE_MAX, Record, SUCCESSES};
 use rustix::fs::OFlags;
 
-/// Maximum number of bytes that a follower reads at once: a node whose calls fail without end causes bounded work.
+/// Maximum number of bytes that a follower reads at once: a node whose calls fail without end causes bounded
+/// work.
 const READ_MAX: u64 = 64 * 1024;
 
-/// Directory of the history.
+/// History directory.
 #[derive(Clone, Debug)]
 pub struct History(PathBuf);
 
-/// Follower of new failures.
+/// Follower that sees new failures.
 #[derive(Debug)]
 pub struct FailureFollower {
     file: PathBuf,
-    /// Inode of the file that is read, and the number of bytes that were read.
+    /// Inode of the file that is read, and how many bytes were read.
     inode: u64,
     offset: u64,
 }
@@ -38,7 +40,7 @@ impl History {
         History(directory.join(DIRECTORY))
     }
 
-    /// Returns all records in the order of their start.
+    /// Returns all records in the order in which they started.
     ///
     /// # Errors
     /// A file exists and cannot be read.
@@ -46,8 +48,8 @@ impl History {
         self.records_of(&[FAILURES, SUCCESSES])
     }
 
-    /// Returns the records of failures in the order of their start. Those of successes, usually most of the history, are not
-    /// read.
+    /// Returns the failure records in the order in which they started. Successes, usually most of the
+    /// history, are not read.
     ///
     /// # Errors
     /// A file exists and cannot be read.
@@ -73,7 +75,7 @@ impl History {
         Ok(records)
     }
 
-    /// Returns a follower of the failures from now on.
+    /// Returns a follower that sees failures from now on.
     pub fn follow_failures(&self) -> FailureFollower {
         let file = self.0.join(FAILURES);
         let metadata = std::fs::metadata(&file);
@@ -85,7 +87,7 @@ impl History {
 // === impl FailureFollower ===
 
 impl FailureFollower {
-    /// Returns the failures since the last call, a bounded number of them. Further ones follow with the next call.
+    /// Returns the failures since the last call, a bounded number. Further ones follow with the next call.
     pub fn read_new(&mut self) -> Vec<Record> {
         let Ok(metadata) = std::fs::metadata(&self.file) else { return Vec::new() };
         if metadata.ino() != self.inode {
@@ -115,7 +117,7 @@ impl FailureFollower {
     }
 }
 
-/// Returns the path of the older file: `failures.1.jsonl`.
+/// Returns the older file's path: `failures.1.jsonl`.
 fn older(path: &Path) -> PathBuf {
     path.with_extension("1.jsonl")
 }

@@ -1,4 +1,4 @@
-//! Reader of the meta-plugin's journal: one file for each sandbox.
+//! Reader for the meta-plugin's journal: one file for each sandbox.
 //!
 //! It changes nothing. An unreadable entry is reported and does not hide the others.
 
@@ -13,20 +13,20 @@ use rpc::journal::{ENTRY_MAX, Entry};
 use cli_support::failure::Failure;
 use cli_support::privilege;
 
-/// Directory of journal entries.
+/// Directory with journal entries.
 #[derive(Clone, Debug)]
 pub struct Journal(PathBuf);
 
-/// A file of the journal.
+/// Journal file, readable or not.
 #[derive(Debug)]
 pub enum Row {
-    /// An entry.
+    /// Entry that could be read.
     Entry(Box<Entry>),
-    /// An unreadable entry.
+    /// Entry that cannot be read.
     Broken {
-        /// The container id, from the name of the file.
+        /// Container id, from the file name.
         container: String,
-        /// The error.
+        /// Why it cannot be read.
         error: Error,
     },
 }
@@ -39,17 +39,17 @@ impl Journal {
         Journal(directory.to_owned())
     }
 
-    /// Returns the directory.
+    /// Returns the journal directory.
     pub fn directory(&self) -> &Path {
         &self.0
     }
 
-    /// Returns the file of a sandbox.
+    /// Returns the path that a sandbox's file has.
     pub fn file(&self, container: &ContainerId) -> PathBuf {
         self.0.join(format!("{container}.json"))
     }
 
-    /// Returns the entry of a sandbox, if there is one.
+    /// Returns a sandbox's entry, if there is one.
     pub fn entry(&self, container: &ContainerId) -> Result<Option<Entry>, Failure> {
         let path = self.file(container);
         match read(&path) {
@@ -66,7 +66,7 @@ impl Journal {
         Ok(self.containers()?.into_iter().filter_map(|container| self.row(container)).collect())
     }
 
-    /// Returns the container ids of all entries, sorted.
+    /// Returns the container ids that have an entry, sorted.
     pub(crate) fn containers(&self) -> Result<Vec<String>, Failure> {
         let failed = |cause| privilege::refused(&format!("journal: read {}", self.0.display()), &cause);
         let files = match fs::read_dir(&self.0) {
@@ -85,7 +85,7 @@ impl Journal {
         Ok(containers)
     }
 
-    /// Returns the entry of a sandbox; `None` if it was removed meanwhile.
+    /// Returns a sandbox's entry; `None` if it was removed meanwhile.
     pub(crate) fn row(&self, container: String) -> Option<Row> {
         let path = self.0.join(format!("{container}.json"));
         let entry = match read(&path) {

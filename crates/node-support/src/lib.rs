@@ -1,4 +1,5 @@
-//! Support for the roles of a node: the server for weft-cni, the journal reader, sandbox garbage collection, metrics, traces.
+//! What the roles on a node share: server for weft-cni, journal reader, sandbox garbage collection, metrics,
+//! traces.
 
 #![forbid(unsafe_code)]
 

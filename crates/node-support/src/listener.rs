@@ -1,10 +1,12 @@
-//! Unix socket for weft-cni and for clients of the container runtime, restricted to root and the server's own user.
+//! Unix socket for weft-cni and for container runtime clients, restricted to root and the server's own user.
 //!
-//! - The kernel reports the uid of a peer. A connection of another user is closed and logged. The socket has mode 0600.
-//! - The socket is bound under another name and renamed, so every connection reaches either the old or the new process.
+//! - The kernel reports the peer's uid. A connection from another user is closed and logged. The socket has
+//!   mode 0600.
+//! - The socket is bound under another name and renamed, so every connection reaches either the old or the
+//!   new process.
 //! - A dropped listener removes its socket, unless another process has replaced it.
-//! - The listener checks every few seconds that the path leads to its socket. It creates a removed socket again, and leaves
-//!   the socket of another live process ([`Listener::replaced`]).
+//! - The listener checks every few seconds that the path leads to its socket. It creates a removed socket
+//!   again, and leaves another live process's socket alone ([`Listener::replaced`]).
 
 use std::fs;
 use std::io;
@@ -22,10 +24,10 @@ use cli_support::failure::Failure;
 
 /// Pause after a failed `accept`: the kernel lacks file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Interval between two checks of the socket.
+/// Interval between two checks on the socket.
 const LOOK: Duration = Duration::from_secs(2);
-/// Number of checks between two connections to the socket of a process that has replaced this one. Rare, because that
-/// process serves each of them as a connection.
+/// How many checks are made between two connections to the socket with which another process has replaced
+/// this one. Rare, because that process serves each connection.
 const CONNECT_EVERY: u32 = 30;
 
 /// Listening socket.
@@ -35,7 +37,7 @@ pub struct Listener {
     path: PathBuf,
     inode: u64,
     replaced: Arc<AtomicBool>,
-    /// Inode of another process's socket at the path, and the number of checks that found it.
+    /// Inode that another process's socket has at the path, and how many checks found it.
     other: (u64, u32),
 }
 
@@ -51,7 +53,8 @@ impl Listener {
         Arc::clone(&self.replaced)
     }
 
-    /// Checks the socket. Creates it again if it is removed or its process is dead; leaves the socket of a live process.
+    /// Checks the socket. Creates it again if it is removed or its process is dead; leaves a live process's
+    /// socket alone.
     async fn check(&mut self) {
         let Listener { inner, path, inode, replaced, other: (known, looks) } = self;
         let there = fs::metadata(&*path).map(|meta| meta.ino()).ok();
@@ -124,7 +127,7 @@ fn is_at(path: &Path, inode: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.ino() == inode)
 }
 
-/// Listens at `path`; returns the listener and the inode of its socket.
+/// Listens at `path`; returns the listener and its socket's inode.
 fn bind_and_rename(path: &Path) -> Result<(UnixListener, u64), Failure> {
     let failed = |cause: io::Error| Failure::new(format!("socket {}: {cause}", path.display()));
     let directory = path.parent().unwrap_or(Path::new("/"));
@@ -145,10 +148,10 @@ fn bind_and_rename(path: &Path) -> Result<(UnixListener, u64), Failure> {
     Ok((inner, inode))
 }
 
-/// Refuses a path that has something else than a socket, or the socket of another program that listens.
+/// Refuses a path that has something else than a socket, or a socket on which another program listens.
 ///
-/// The socket of an earlier process of the same role is replaced. In another PID namespace the program is unknown, and its
-/// socket is replaced too: only the role's own containers share the directory.
+/// A socket that an earlier process in the same role left is replaced. In another PID namespace the program
+/// is unknown, and its socket is replaced too: only the role's own containers share the directory.
 fn check_place(path: &Path) -> Result<(), Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new(format!("socket {}: {why}", path.display()));
     match fs::symlink_metadata(path) {
@@ -180,7 +183,7 @@ fn listening_process(path: &Path) -> Option<u32> {
     peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)
 }
 
-/// Returns the program of a process and its first argument: `weft` and `agent`.
+/// Returns a process's program and its first argument: `weft` and `agent`.
 fn role_of(pid: u32) -> Option<(String, Vec<u8>)> {
     let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let name = program.file_name()?.to_string_lossy().into_owned();
@@ -189,7 +192,7 @@ fn role_of(pid: u32) -> Option<(String, Vec<u8>)> {
     Some((name.trim_end_matches(" (deleted)").to_owned(), command))
 }
 
-/// Removes temporary sockets of processes that died before the rename.
+/// Removes temporary sockets that processes left which died before the rename.
 fn sweep(directory: &Path, path: &Path) {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
     let is_left = |found: &Path| {

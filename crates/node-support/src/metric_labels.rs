@@ -1,8 +1,8 @@
-//! Labels of a series whose values are names from outside, in the Prometheus text format.
+//! Labels whose values are names from outside, in the Prometheus text format.
 //!
-//! Source: Prometheus, "Exposition formats" (`\`, `"` and a line feed are escaped in the value of a label).
+//! Source: Prometheus, "Exposition formats" (`\`, `"` and a line feed are escaped in a label value).
 
-/// Returns the labels as they follow the name of a metric: `{pod="web",namespace="blue"}`.
+/// Returns the labels as they follow a metric's name: `{pod="web",namespace="blue"}`.
 pub fn labels<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = String::from("{");
     for (name, value) in pairs {

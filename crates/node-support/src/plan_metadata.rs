@@ -1,7 +1,7 @@
-//! Metadata that the CRI proxy adds to the plan of a sandbox: the runtime's socket, and the network of each interface.
+//! Metadata that the CRI proxy adds to a sandbox plan: the runtime's socket, and each interface's network.
 //!
-//! The label of a network in the status is for people; networks of different kinds may have the same label. The plan of a
-//! sandbox that was attached without the proxy has no metadata, and its labels are used instead.
+//! A network's label in the status is for people; networks of different kinds may have the same label. If a
+//! sandbox was attached without the proxy, its plan has no metadata, and the labels are used instead.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,21 +13,21 @@ use serde::{Deserialize, Serialize};
 
 use cri::network_api::FALLBACK;
 
-/// Fields in [`Plan::note`].
+/// Field names in [`Plan::note`].
 const RUNTIME: &str = "runtime";
 const NETWORKS: &str = "networks";
 
-/// Metadata of a plan.
+/// What the proxy noted in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMetadata {
-    /// Path of the runtime's socket, without symbolic links.
+    /// Path to the runtime's socket, without symbolic links.
     pub runtime: PathBuf,
-    /// Network of each interface, by the name that sandboxes use.
+    /// Network for each interface, by the name that sandboxes use.
     pub networks: BTreeMap<String, String>,
 }
 
 impl PlanMetadata {
-    /// Returns the metadata of a plan; `None` if the proxy did not make it.
+    /// Returns the metadata in a plan; `None` if the proxy did not make it.
     pub fn of(plan: &Plan) -> Option<PlanMetadata> {
         let runtime = plan.note.read(RUNTIME).ok()??;
         Some(PlanMetadata { runtime, networks: plan.note.read(NETWORKS).ok()?.unwrap_or_default() })
@@ -41,7 +41,7 @@ impl PlanMetadata {
     }
 }
 
-/// Returns the path of the runtime's socket without symbolic links, so that equal sockets have equal paths.
+/// Returns the path to the runtime's socket without symbolic links, so that equal sockets have equal paths.
 pub fn canonical(runtime: &Path) -> PathBuf {
     std::fs::canonicalize(runtime).unwrap_or_else(|_| runtime.to_owned())
 }
@@ -51,15 +51,15 @@ pub fn is_of_another_runtime(entry: &Entry, runtime: &Path) -> bool {
     PlanMetadata::of(&entry.plan).is_some_and(|metadata| metadata.runtime != runtime)
 }
 
-/// Whether the sandbox has networks that it requested from its runtime, besides the one of its first interface. The pod's
-/// annotation does not contain them.
+/// Whether the sandbox has networks that it requested from its runtime, besides the one on its first
+/// interface. The pod's annotation does not contain them.
 pub fn has_runtime_networks(plan: &Plan, first: &IfName) -> bool {
     PlanMetadata::of(plan)
         .is_some_and(|metadata| metadata.networks.keys().any(|ifname| ifname != first.as_str()))
 }
 
-/// Returns the attachments that exist or may exist: the index in the plan, and the network by the name that sandboxes use.
-/// `on_disk` is the CNI name of `_fallback`.
+/// Returns the attachments that exist or may exist: the index in the plan, and the network by the name that
+/// sandboxes use. `on_disk` is the CNI name that `_fallback` has.
 pub fn attached(entry: &Entry, on_disk: Option<&str>) -> Vec<(usize, String)> {
     let metadata = PlanMetadata::of(&entry.plan);
     let attachments = entry.plan.delegates.iter().zip(&entry.attachments).enumerate();

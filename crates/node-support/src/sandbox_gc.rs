@@ -1,13 +1,15 @@
-//! Garbage collection of sandboxes that no runtime will take down: their pod is deleted, or the runtime has lost them.
+//! Garbage collection for sandboxes that no runtime will take down: their pod is deleted, or the runtime has
+//! lost them.
 //!
-//! This module only decides which sandboxes to take down. weft-cni executes the tasks after it has answered the runtime.
-//! Without a complete view of the cluster the agent requests no decision: an unknown pod is not a deleted pod. The CRI
-//! proxy, which sees no cluster, requests only the sandboxes that its runtime has lost.
+//! This module only decides which sandboxes to take down. weft-cni executes the tasks after it has answered
+//! the runtime. Without a complete view of the cluster the agent requests no decision: an unknown pod is not
+//! a deleted pod. The CRI proxy, which sees no cluster, only requests the sandboxes that its runtime has
+//! lost.
 //!
-//! - A sandbox must be an orphan for the grace period, because its runtime normally calls DEL. If a DEL has failed, the
-//!   grace period is zero. A task is repeated with growing pauses.
-//! - weft-cni leaves a sandbox alone whose namespace exists, unless the runtime is known to have lost it: the runtime had it
-//!   before, or its pod is on this node.
+//! - A sandbox must be an orphan for the grace period, because its runtime normally calls DEL. If a DEL has
+//!   failed, the grace period is zero. A task is repeated with growing pauses.
+//! - weft-cni leaves a sandbox alone whose namespace exists, unless the runtime is known to have lost it: the
+//!   runtime had it before, or its pod is on this node.
 //! - While a runtime may still be creating a sandbox, the runtime has not lost it.
 
 use std::collections::BTreeMap;
@@ -26,14 +28,14 @@ use cri::runtime_sandboxes::{Presence, RuntimeSandboxes};
 const REPEAT_MIN: Duration = Duration::from_secs(10);
 /// Longest pause before a task is repeated.
 const REPEAT_MAX: Duration = Duration::from_secs(600);
-/// Largest number of tasks in one response.
+/// Maximum number of tasks in one response.
 const TASKS_MAX: usize = 4;
 /// Longest time from the response to an ADD until the runtime lists the sandbox.
 const SHOWN_MAX: Duration = Duration::from_secs(15);
 /// Longest time until a runtime gives up an ADD.
 const ADD_MAX: Duration = Duration::from_secs(300);
 
-/// Garbage collector of sandboxes.
+/// Sandbox garbage collector.
 #[derive(Debug)]
 pub struct SandboxGc {
     sandboxes: Arc<Sandboxes>,
@@ -51,7 +53,7 @@ struct Orphan {
     times: u32,
 }
 
-/// Observation that a sandbox is orphaned: its certainty and time. It must hold for `grace`.
+/// Observation that a sandbox is orphaned: how certain that is and since when. It must hold for `grace`.
 #[derive(Clone, Copy, Debug)]
 struct Observation {
     certainty: Certainty,
@@ -65,8 +67,8 @@ impl SandboxGc {
         SandboxGc { sandboxes, runtime, grace, orphans: Mutex::default() }
     }
 
-    /// Returns the tasks that are due; `is_here` tells whether the cluster has a pod on this node. Must be called only while
-    /// the view of the cluster is complete.
+    /// Returns the tasks that are due; `is_here` tells whether the cluster has a pod on this node. Must be
+    /// called only while the view of the cluster is complete.
     pub fn due(&self, is_here: impl Fn(&PodIdentity) -> bool) -> Vec<Task> {
         let now = Instant::now();
         let seen = |entry: &Entry| Some(if is_here(&entry.plan.pod) { PodSeen::Here } else { PodSeen::Gone });
@@ -80,7 +82,7 @@ impl SandboxGc {
         self.tasks(self.orphaned(seen, now), now)
     }
 
-    /// Returns the tasks that follow from the present observations, each with the uid of its pod.
+    /// Returns the tasks that follow from the present observations, each with its pod's uid.
     fn tasks(&self, orphaned: BTreeMap<ContainerId, (String, Observation)>, now: Instant) -> Vec<Task> {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         orphans.retain(|container, _| orphaned.contains_key(container));
@@ -104,7 +106,8 @@ impl SandboxGc {
         tasks
     }
 
-    /// Returns the orphaned sandboxes; `pod` returns what is known of a sandbox's pod, or `None` to skip the sandbox.
+    /// Returns the orphaned sandboxes; `pod` returns what is known about a sandbox's pod, or `None` to skip
+    /// the sandbox.
     fn orphaned(
         &self,
         pod: impl Fn(&Entry) -> Option<PodSeen>,
@@ -129,7 +132,7 @@ impl SandboxGc {
     }
 }
 
-/// Known state of a sandbox.
+/// What is known about a sandbox.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     presence: Presence,

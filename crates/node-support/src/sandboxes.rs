@@ -1,9 +1,11 @@
-//! Sandboxes of this node: a copy of the journal in memory that follows its changes.
+//! Sandboxes on this node: an in-memory copy of the journal that follows its changes.
 //!
-//! - The journal is only read. Files that inotify reports are read again. Every file is looked at from time to time, because
-//!   the queue may overflow and the directory may be created later; a file that is unchanged is not read again.
+//! - The journal is only read. Files that inotify reports are read again. Every file is looked at from time
+//!   to time, because the queue may overflow and the directory may be created later; a file that is unchanged
+//!   is not read again.
 //! - An entry is read when a writer closes its file, not at each value that an ADD appends.
-//! - If an entry cannot be read now, the entry as last read counts. The sandbox must not be taken for a deleted one.
+//! - If an entry cannot be read now, the entry as last read counts. The sandbox must not be taken for a
+//!   deleted one.
 //!
 //! Source: inotify(7).
 
@@ -26,25 +28,25 @@ use tracing::{debug, warn};
 
 use crate::journal_reader::{Journal, Row};
 
-/// Interval between two scans of the whole journal.
+/// Interval between two scans through the whole journal.
 pub const RESCAN: Duration = Duration::from_secs(30);
 /// Interval between two checks whether the directory exists.
 const RETRY: Duration = Duration::from_secs(1);
-/// Time for which changes are collected: an ADD of a few networks ends within it.
+/// How long changes are collected: an ADD with a few networks ends within it.
 const GATHER: Duration = Duration::from_millis(10);
-/// Size of the buffer for inotify events, in bytes.
+/// Buffer size for inotify events, in bytes.
 const EVENTS: usize = 16 * 1024;
-/// Stack size of the thread that waits for events, in bytes.
+/// Stack size for the thread that waits for events, in bytes.
 const STACK: usize = 128 * 1024;
 
 /// Sandbox as last read.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
-    /// Journal entry.
+    /// Journal entry as last read.
     pub entry: Arc<Entry>,
-    /// Time of the last write to its file.
+    /// When its file was last written.
     pub modified: SystemTime,
-    /// Inode and size of its file.
+    /// Inode and size that its file has.
     file: (u64, u64),
 }
 
@@ -59,10 +61,10 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// States of sandboxes, as [`Sandboxes::counts`] names them.
+    /// Sandbox states, as [`Sandboxes::counts`] names them.
     pub const STATES: [&str; 3] = ["attached", "partly attached", "unreadable"];
 
-    /// Returns the sandboxes of the journal in `directory`, without reading it.
+    /// Returns the sandboxes for the journal in `directory`, without reading it.
     pub fn of(directory: &Path) -> Sandboxes {
         Sandboxes {
             journal: Journal::at(directory),
@@ -92,12 +94,12 @@ impl Sandboxes {
         self.known().clone()
     }
 
-    /// Returns one sandbox.
+    /// Returns one sandbox, if it is known.
     pub fn find(&self, container: &ContainerId) -> Option<Sandbox> {
         self.known().get(container).cloned()
     }
 
-    /// Returns the numbers of attached, partly attached and unreadable sandboxes.
+    /// Returns how many sandboxes are attached, partly attached and unreadable.
     pub fn counts(&self) -> [(&'static str, usize); 3] {
         let known = self.known();
         let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +114,8 @@ impl Sandboxes {
         work(&self.known())
     }
 
-    /// Reads every entry that has changed since it was last read; returns the containers of those and of removed entries.
+    /// Reads every entry that has changed since it was last read; returns the containers whose entry changed
+    /// or was removed.
     pub fn read_all(&self) -> BTreeSet<ContainerId> {
         let containers = match self.journal.containers() {
             Ok(containers) => containers,
@@ -171,13 +174,13 @@ impl Sandboxes {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Returns the time of the last write to an entry's file, its inode and its size.
+    /// Returns when an entry's file was last written, its inode and its size.
     fn stamp(&self, container: &ContainerId) -> Option<(SystemTime, (u64, u64))> {
         let metadata = std::fs::metadata(self.journal.file(container)).ok()?;
         Some((metadata.modified().ok()?, (metadata.ino(), metadata.len())))
     }
 
-    /// Waits for a change and reads it; returns the containers of entries that were written or removed.
+    /// Waits for a change and reads it; returns the containers whose entry was written or removed.
     pub async fn changed(&self, watch: &mut Option<Watch>) -> BTreeSet<ContainerId> {
         let Some(open) = watch else {
             tokio::time::sleep(RETRY).await;
@@ -215,7 +218,7 @@ fn differences(
     written.chain(removed).cloned().collect()
 }
 
-/// Stream of changes in the directory, from a thread: a file descriptor in tokio would need `unsafe`.
+/// Directory changes, reported by a thread: a file descriptor in tokio would need `unsafe`.
 #[derive(Debug)]
 pub struct Watch {
     receiver: UnboundedReceiver<BTreeSet<ContainerId>>,

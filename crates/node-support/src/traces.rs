@@ -35,18 +35,18 @@ use super::metrics::Metrics;
 use cli_support::failure::Failure;
 pub use collector::Export;
 
-/// Largest number of ADDs whose status is pending.
+/// Maximum number of ADDs whose status is pending.
 const OPEN_MAX: usize = 1024;
-/// Longest time between the begin of a call and its request: a runtime gives up sooner.
+/// Longest time between a call and its request: a runtime gives up sooner.
 const CALL_MAX: Duration = Duration::from_secs(600);
-/// Longest text of an error, in characters.
+/// Maximum length for an error text, in characters.
 const TEXT_MAX: usize = 1024;
 /// Timeout for the last spans when the agent shuts down.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
-/// Name of the instrumentation scope.
+/// Name that the instrumentation scope has.
 const SCOPE: &str = "weft";
 
-/// Exporter of traces.
+/// Trace exporter.
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
@@ -55,12 +55,12 @@ pub struct Traces {
     open: Mutex<VecDeque<(ContainerId, SpanContext)>>,
 }
 
-/// Trace of one ADD.
+/// Trace for one ADD.
 #[derive(Debug)]
 pub struct Trace {
     tracer: SdkTracer,
     root: Span,
-    /// Parent of the plugins' spans.
+    /// Parent for the plugins' spans.
     context: Context,
     began: SystemTime,
 }
@@ -78,7 +78,7 @@ impl Traces {
         Ok(Some(Traces { provider, tracer, open: Mutex::default() }))
     }
 
-    /// Begins the trace of a plan request: a part of the runtime's trace, if the request names one.
+    /// Begins the trace for a plan request: a part of the runtime's trace, if the request names one.
     pub fn begin(&self, request: &PlanRequest, arrived: SystemTime) -> Trace {
         let PlanRequest { pod, container, ifname, node: _, began, trace_parent, purpose: _ } = request;
         let attributes = [
@@ -106,7 +106,7 @@ impl Traces {
         Trace { tracer: self.tracer.clone(), root, context, began }
     }
 
-    /// Adds the span of a status update; further attempts may follow a failure.
+    /// Adds a span for a status update; further attempts may follow a failure.
     pub fn status(
         &self,
         container: &ContainerId,
@@ -156,7 +156,7 @@ impl Trace {
         self.root.span_context().is_sampled().then(|| self.id())
     }
 
-    /// Adds the span of planning; a refusal ends the trace.
+    /// Adds a span for planning; a refusal ends the trace.
     pub fn planned(&mut self, arrived: SystemTime, networks: Result<usize, &Error>) {
         let builder = SpanBuilder::from_name("plan").with_start_time(arrived);
         let mut span = self.tracer.build_with_context(builder, &self.context);
@@ -169,7 +169,7 @@ impl Trace {
         span.end();
     }
 
-    /// Adds the spans of the plugins and ends the trace.
+    /// Adds the plugins' spans and ends the trace.
     pub fn reported(mut self, report: &PlanReport) {
         let PlanReport { microseconds, attachments, error } = report;
         let whole = Duration::from_micros(*microseconds).min(CALL_MAX);
@@ -184,7 +184,7 @@ impl Trace {
         self.root.end_with_timestamp(self.began + whole);
     }
 
-    /// Adds the spans of the plugins of one network, and of the plugins that they called.
+    /// Adds spans for one network's plugins, and for the plugins that they called.
     fn ran(&mut self, tried: &AttachmentReport, whole: Duration, unexplained: &mut Option<&Error>) {
         let AttachmentReport { network, plugin: _, ifname, microseconds: _, steps } = tried;
         let mut callers: Vec<Context> = vec![self.context.clone()];
@@ -211,7 +211,7 @@ impl Trace {
         }
     }
 
-    /// Records an error on the whole trace, and on a part of it.
+    /// Records an error on the whole trace, and on one part if given.
     fn fail(&mut self, part: Option<&mut Span>, error: &Error) {
         let code = KeyValue::new("cni.code", i64::from(error.code));
         for span in [Some(&mut self.root), part].into_iter().flatten() {
@@ -221,7 +221,7 @@ impl Trace {
     }
 }
 
-/// Returns the context of a `traceparent`; an invalid one has no trace.
+/// Returns the context in a `traceparent`; an invalid one has no trace.
 fn context_of(trace_parent: &str) -> Context {
     let fields = HashMap::from([("traceparent".to_owned(), trace_parent.to_owned())]);
     TraceContextPropagator::new().extract_with_context(&Context::new(), &fields)

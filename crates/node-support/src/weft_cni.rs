@@ -1,8 +1,8 @@
-//! Interface to the program `weft-cni`, which makes every change of the host for `weft`.
+//! Interface to the program `weft-cni`, which makes every change on the host for `weft`.
 //!
-//! The program is searched beside the real file of this program, then in `PATH`, then in `/opt/cni/bin`. It is called as a
-//! container runtime calls a plugin, or with a command (`weft-cni sandbox …`). With a *host namespace* set, it runs inside
-//! that network namespace as if it were the host's.
+//! The program is searched beside this program's real file, then in `PATH`, then in `/opt/cni/bin`. It is
+//! called as a container runtime calls a plugin, or with a command (`weft-cni sandbox …`). With a *host
+//! namespace* set, it runs inside that network namespace as if it were the host's.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -36,29 +36,29 @@ use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 
-/// Name of the program.
+/// Program name.
 const PROGRAM: &str = "weft-cni";
 /// Directory where container runtimes expect plugins.
 pub const PLUGINS: &str = "/opt/cni/bin";
-/// Directory of the reference plugins on Debian.
+/// Directory in which Debian installs the reference plugins.
 pub const PACKAGED: &str = "/usr/lib/cni";
-/// `PATH` of a host.
+/// `PATH` on a host.
 pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Timeout of one call of the meta-plugin: its delegates have their own deadlines.
+/// Timeout for one meta-plugin call: its delegates have their own deadlines.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// Timeout of VERSION of a plugin.
+/// Timeout for a plugin's VERSION.
 const VERSION_MAX: Duration = Duration::from_secs(10);
-/// Interval at which the end of a capture is looked for.
+/// Interval at which a capture is checked for its end.
 const CAPTURE_LOOK: Duration = Duration::from_millis(50);
-/// Number of bytes of two files that are compared at a time.
+/// How many bytes of two files are compared at a time.
 const PIECE: usize = 64 * 1024;
-/// Exit code of `sandbox ping` without a reply.
+/// Exit code when `sandbox ping` got no reply.
 const NO_REPLY: i32 = 3;
-/// Exit code of `release-address`: the address is in use.
+/// Exit code with which `release-address` reports that the address is in use.
 const IN_USE: i32 = 3;
-/// Exit code of `release-address`: the lease does not exist.
+/// Exit code with which `release-address` reports that the lease does not exist.
 const UNKNOWN_LEASE: i32 = 4;
-/// Longest description of an address's owner, in characters.
+/// Maximum length for an owner description, in characters.
 const OWNER_MAX: usize = 300;
 
 /// Program and the namespace that it runs in.
@@ -84,7 +84,7 @@ impl OnHost {
         self.on_host
     }
 
-    /// Returns the path in this process's mount namespace for a path of the host.
+    /// Returns the path in this process's mount namespace for a path on the host.
     pub fn path(self, path: &Path) -> PathBuf {
         match (self.on_host, path.strip_prefix("/")) {
             (true, Ok(below)) => Path::new("/proc/1/root").join(below),
@@ -93,7 +93,7 @@ impl OnHost {
     }
 }
 
-/// Sandbox, as parameters of a call of the meta-plugin.
+/// Sandbox, as parameters for a meta-plugin call.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// `CNI_CONTAINERID`.
@@ -108,7 +108,7 @@ pub struct Subject {
     pub path: String,
 }
 
-/// Handling of another project's plugin that has the name.
+/// What happens if another project's plugin has the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// The installation fails.
@@ -119,7 +119,7 @@ pub enum Foreign {
     Replaced,
 }
 
-/// Reply to the release of an address.
+/// What was answered when an address should be released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FreeReply {
     /// This container held it.
@@ -130,7 +130,7 @@ pub enum FreeReply {
     NotHeld,
 }
 
-/// Resource with an owner tag of weft.
+/// Resource with one of weft's owner tags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tagged {
     /// The resource, for example `link veth0`.
@@ -140,7 +140,7 @@ pub struct Tagged {
     pub tag: String,
 }
 
-/// Content of a network namespace: lists of lines by kind.
+/// What a network namespace contains: lists of lines by kind.
 pub type Contents = BTreeMap<String, Vec<String>>;
 
 /// `--path`.
@@ -152,7 +152,7 @@ pub struct Plugins {
 }
 
 impl Plugins {
-    /// Returns the value of the option, if it is not empty.
+    /// Returns the option's value, if it is not empty.
     pub fn given(&self) -> Option<&str> {
         self.path.as_deref().filter(|path| !path.is_empty())
     }
@@ -199,13 +199,13 @@ impl WeftCni {
         }
     }
 
-    /// Whether the path is a link to weft-cni or a copy of it.
+    /// Whether the path is a link to weft-cni or a copy.
     pub fn is_in(path: &Path) -> bool {
         let is_link = std::fs::canonicalize(path).is_ok_and(|real| real.ends_with(PROGRAM));
         is_link || WeftCni::find().is_ok_and(|weft_cni| is_copy(&weft_cni.program, path))
     }
 
-    /// Returns the path of the program.
+    /// Returns the program's path.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -215,7 +215,7 @@ impl WeftCni {
         WeftCni { host_namespace: Some(host_namespace.to_owned()), ..self.clone() }
     }
 
-    /// Returns the same program, with the files of the host if the option is set.
+    /// Returns the same program, with the host's files if the option is set.
     pub fn on_host(self, on_host: OnHost) -> Result<WeftCni, Failure> {
         if on_host.on_host && std::process::id() == 1 {
             let why =
@@ -277,14 +277,14 @@ impl WeftCni {
         }
     }
 
-    /// Whether weft-cni contains the plugin of this name.
+    /// Whether weft-cni contains a plugin with this name.
     pub fn answers_to(&self, plugin: &str) -> Result<bool, Failure> {
         let mut command = Command::new(&self.program);
         command.arg(plugin).env("CNI_COMMAND", "VERSION");
         Ok(self.output(command)?.status.success())
     }
 
-    /// Whether the file of a plugin answers VERSION, or else its error.
+    /// Whether a plugin's file answers VERSION, or else the error.
     pub fn answers_version(plugin: &Path) -> Result<(), Error> {
         let environment =
             Environment { command: Verb::Version.as_str().to_owned(), ..Environment::default() };
@@ -299,7 +299,7 @@ impl WeftCni {
         self.feed(command, entry)
     }
 
-    /// Gives up the attachments of a sandbox to a network whose DEL failed: `weft-cni forget-attachment`.
+    /// Gives up a sandbox's attachments to a network whose DEL failed: `weft-cni forget-attachment`.
     pub fn forget(&self, journal: &Path, container: &ContainerId, network: &str) -> Result<(), Failure> {
         let mut command = Command::new(&self.program);
         command.arg("forget-attachment").arg(journal).args([container.as_str(), network]);
@@ -319,7 +319,8 @@ impl WeftCni {
         self.feed(command, &message)
     }
 
-    /// Releases an address of a lease to another node: `weft-cni release-address`. Returns the reply of the address store.
+    /// Releases a leased address to another node: `weft-cni release-address`. Returns what the address store
+    /// answered.
     pub fn release_address(
         &self,
         stores: &Path,
@@ -341,7 +342,7 @@ impl WeftCni {
         }
     }
 
-    /// Releases an address that a container holds. With directories of journal entries, not that of one that may live.
+    /// Releases an address that a container holds. With journal directories, not if that container may live.
     pub fn free_address(
         &self,
         stores: &Path,
@@ -378,12 +379,12 @@ impl WeftCni {
         }
     }
 
-    /// Gives up a block or some addresses of an address store for another node.
+    /// Gives up a block or some addresses in an address store for another node.
     pub fn give_up(&self, stores: &Path, pool: &str, message: &GiveUpMessage) -> Result<GivenUp, Failure> {
         self.exchange(stores, pool, "--any", message)
     }
 
-    /// Marks the idle blocks of an address store as returning, and removes the returned ones; returns all blocks.
+    /// Marks idle blocks in an address store as returning, and removes the returned ones; returns all blocks.
     pub fn return_idle(
         &self,
         stores: &Path,
@@ -393,7 +394,7 @@ impl WeftCni {
         self.exchange(stores, pool, "--idle", message)
     }
 
-    /// Marks reserved addresses of an address store, or frees marked ones; returns them.
+    /// Marks reserved addresses in an address store, or frees marked ones; returns them.
     pub fn restore(
         &self,
         stores: &Path,
@@ -447,14 +448,14 @@ impl WeftCni {
         output.map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))
     }
 
-    /// Returns the error message of a failed run.
+    /// Returns the error message for a failed run.
     fn failure(&self, output: &Output) -> Failure {
         let message = String::from_utf8_lossy(&output.stderr);
         let message = message.trim().trim_start_matches("weft-cni: ");
         Failure::new(if message.is_empty() { output.status.to_string() } else { message.to_owned() })
     }
 
-    /// Returns the identification of the program: `weft-cni version`.
+    /// Returns how the program identifies itself: `weft-cni version`.
     pub fn version(&self) -> Result<String, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("version");
@@ -475,22 +476,23 @@ impl WeftCni {
         self.sandbox(["delete", path]).map(drop)
     }
 
-    /// Returns the identity of the network namespace at `path`, as the journal has it; empty if there is none.
+    /// Returns the identity that the network namespace at `path` has, as in the journal; empty if there is
+    /// none.
     pub fn identity(&self, path: &str) -> Result<String, Failure> {
         self.sandbox(["identity", path]).map(Option::unwrap_or_default)
     }
 
-    /// Returns the content of the network namespace at `path`.
+    /// Returns what the network namespace at `path` contains.
     pub fn contents(&self, path: &str) -> Result<Contents, Failure> {
         self.show(["show", path].as_slice())
     }
 
-    /// Returns the content of this process's network namespace.
+    /// Returns what this process's network namespace contains.
     pub fn own_contents(&self) -> Result<Contents, Failure> {
         self.show(["show"].as_slice())
     }
 
-    /// Returns the resources of this host with an owner tag of a container.
+    /// Returns the resources on this host that have a container's owner tag.
     pub fn owner_tags(&self) -> Result<Vec<Tagged>, Failure> {
         let text = self.sandbox(["owner-tags"])?.unwrap_or_default();
         serde_json::from_str(&text)
@@ -503,7 +505,7 @@ impl WeftCni {
             .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox show: invalid output: {cause}")))
     }
 
-    /// Returns the traffic counters of interfaces, in the order of the request: `weft-cni sandbox counters`.
+    /// Returns traffic counters for interfaces, in request order: `weft-cni sandbox counters`.
     pub fn counters(
         &self,
         requests: &[CountersRequest],
@@ -511,8 +513,7 @@ impl WeftCni {
         self.diagnose("counters", &requests)
     }
 
-    /// Returns the counters of network policies of attachments, in the order of the request: `weft-cni sandbox
-    /// policy-counters`.
+    /// Returns network policy counters for attachments, in request order: `weft-cni sandbox policy-counters`.
     pub fn policy_counters(
         &self,
         requests: &[PolicyCountersRequest],
@@ -525,7 +526,7 @@ impl WeftCni {
         self.diagnose("trace", request)
     }
 
-    /// Captures the frames of an interface into `output` until `is_ended` or a limit, and returns a report:
+    /// Captures frames on an interface into `output` until `is_ended` or a limit, and returns a report:
     /// `weft-cni sandbox capture`.
     pub fn capture(
         &self,

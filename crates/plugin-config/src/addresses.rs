@@ -1,7 +1,7 @@
 //! The IPAM plugins, and the inputs that they have in common: requests, routes, addresses.
 //!
 //! Rules:
-//! - An IPAM plugin receives the whole configuration of the plugin that calls it and reads its `ipam`.
+//! - An IPAM plugin receives the whole configuration for the plugin that calls it and reads `ipam` in it.
 //! - Every error names the field and its value.
 //!
 //! Source: CONVENTIONS.md "ips" (V5, V13, V14); plugins `pkg/ip/ip.go`.
@@ -37,21 +37,21 @@ struct AddressesConf {
     ips: Vec<String>,
 }
 
-/// Requested address.
+/// Address that somebody requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Field that contains it.
     pub key: String,
-    /// Address.
+    /// Address without prefix length.
     pub ip: IpAddr,
-    /// Address with its prefix length, if it has one.
+    /// The same address with its prefix length, if it has one.
     pub prefixed: Option<IpNet>,
 }
 
 /// Requested addresses from all three sources, each in its order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// `IP` of `CNI_ARGS`: addresses separated by commas.
+    /// `IP` in `CNI_ARGS`: addresses separated by commas.
     pub environment: Vec<Request>,
     /// `args.cni.ips`.
     pub args: Vec<Request>,
@@ -60,7 +60,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Reads all sources.
+    /// Reads all sources; an invalid address fails.
     pub fn read(conf: RequestConf, environment: &Args) -> Result<Requests, Error> {
         let RequestConf { args: ArgsConf { cni }, runtime_config } = conf;
         let list = |key: &str, AddressesConf { ips }: AddressesConf| {
@@ -134,7 +134,7 @@ pub fn address(key: &str, text: &str) -> Result<Option<IpAddr>, Error> {
     }
 }
 
-/// Fails if the result has several addresses of a family and its version is below 0.3.0.
+/// Fails if the result has several addresses in one family and a version below 0.3.0.
 pub fn one_of_each_family(
     version: Version,
     families: impl Iterator<Item = IpAddr> + Clone,

@@ -1,6 +1,6 @@
-//! The configuration of `bandwidth`: rates and bursts, in bits as written and in bytes once validated.
+//! Configuration for `bandwidth`: rates and bursts, in bits as written and in bytes once validated.
 //!
-//! If the configuration has any rate, the rates of the runtime are ignored. The subnets of the configuration apply to
+//! If the configuration has any rate, the runtime's rates are ignored. The configured subnets apply to
 //! either.
 
 use cni::Error;
@@ -29,18 +29,18 @@ struct Conf {
     unshaped_subnets: Vec<Value>,
 }
 
-/// Validated limits of one attachment.
+/// Validated limits for one attachment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Limit of what the container receives.
+    /// Limit for traffic that the container receives.
     pub ingress: Option<Limit>,
-    /// Limit of what the container sends.
+    /// Limit for traffic that the container sends.
     pub egress: Option<Limit>,
     /// Traffic that the limits apply to.
     pub scope: Scope,
 }
 
-/// Limit of one direction.
+/// Limit for one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Bytes per second, at least 1.
@@ -49,10 +49,10 @@ pub struct Limit {
     pub burst: u32,
 }
 
-/// Traffic that is limited, by the address of the remote end.
+/// Traffic that is limited, by the remote address.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// All traffic.
+    /// All traffic, whatever the remote address is.
     #[default]
     All,
     /// Traffic with these subnets.

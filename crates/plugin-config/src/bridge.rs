@@ -1,4 +1,4 @@
-//! The configuration of `bridge`.
+//! Configuration for `bridge`.
 //!
 //! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1; docs/plugins/bridge.md.
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::vlans::{Trunk, Vlans};
 use crate::{interface, masquerade};
 
-/// Default bridge.
+/// Bridge that is used if none is configured.
 const DEFAULT_BRIDGE: &str = "cni0";
 
 /// The configuration as written.
@@ -44,7 +44,7 @@ struct Conf {
 /// Validated configuration.
 #[derive(Debug)]
 pub struct Network {
-    /// Name of the bridge.
+    /// Bridge name.
     pub bridge: String,
     /// Whether the bridge is the containers' gateway.
     pub gateway: Gateway,
@@ -54,25 +54,25 @@ pub struct Network {
     pub masquerade: Option<masquerade::Backend>,
     /// MTU in bytes, if configured.
     pub mtu: Option<u32>,
-    /// Queues of each end of the pair.
+    /// Queues that each end of the pair has.
     pub queues: u32,
-    /// Reflection of a container's traffic to itself.
+    /// Whether a container's traffic to itself is reflected.
     pub reflection: Reflection,
-    /// VLANs of the container's port.
+    /// VLANs on the container's port.
     pub vlans: Vlans,
     /// Whether frames with a foreign source address are dropped.
     pub mac_spoof_check: bool,
     /// Whether duplicate address detection runs.
     pub enable_dad: bool,
-    /// Configuration of the container's interface.
+    /// How the container's interface is set up.
     pub interface: ContainerInterface,
-    /// Whether the ports of containers are isolated from each other.
+    /// Whether container ports are isolated from each other.
     pub port_isolation: bool,
-    /// Requested hardware address.
+    /// Hardware address that is requested.
     pub mac: Option<Vec<u8>>,
 }
 
-/// Gateway of the containers.
+/// Who is the containers' gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gateway {
     /// Not the bridge.
@@ -94,10 +94,10 @@ pub enum Reflection {
     Promiscuous,
 }
 
-/// Configuration of the container's interface.
+/// How the container's interface is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerInterface {
-    /// Up, with addresses of IPAM.
+    /// Up, with addresses from IPAM.
     Addressed,
     /// Up, without addresses.
     Layer2,
@@ -128,7 +128,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Fails unless the interface of the gateway in a VLAN, such as `cni0.5`, has a valid name.
+    /// Fails unless the gateway interface in a VLAN, such as `cni0.5`, has a valid name.
     fn check_gateway_name(&self) -> Result<(), Error> {
         let has_gateway = self.gateway != Gateway::None && self.interface == ContainerInterface::Addressed;
         let Some(id) = self.vlans.access.filter(|_| has_gateway) else { return Ok(()) };

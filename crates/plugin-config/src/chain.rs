@@ -1,8 +1,8 @@
-//! Names of the chains of iptables that a configuration can contain.
+//! iptables chain names that a configuration can contain.
 
 use cni::Error;
 
-/// Maximum length of a chain name, in bytes.
+/// Maximum length for a chain name, in bytes.
 pub const CHAIN_MAX: usize = 28;
 
 /// Returns the chain's name if it is safe in an iptables script.

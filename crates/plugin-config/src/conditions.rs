@@ -19,13 +19,13 @@ use ipnet::IpNet;
 
 use crate::interface::check_name;
 
-/// Maximum number of rules that one list of conditions may expand to.
+/// Maximum number of rules that one list may expand to.
 const ALTERNATIVES_MAX: usize = 64;
 
-/// Short options of iptables(8) that are conditions.
+/// Short options to iptables(8) that are conditions.
 const CONDITIONS: &str = "mpsdiof";
 
-/// Long options that are more than a condition. iptables(8) also accepts any unambiguous prefix of an option.
+/// Long options that are more than a condition. iptables(8) also accepts any unambiguous prefix.
 const ACTIONS: [&str; 22] = [
     "--append",
     "--check",
@@ -51,16 +51,16 @@ const ACTIONS: [&str; 22] = [
     "--help",
 ];
 
-/// Syntax of a condition.
+/// Syntax that conditions are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syntax {
-    /// Syntax of nft(8).
+    /// nft(8) syntax.
     Nftables,
-    /// Syntax of iptables(8).
+    /// iptables(8) syntax.
     Iptables,
 }
 
-/// Address family of the packets that conditions apply to.
+/// Address family that the matched packets have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -69,7 +69,7 @@ pub enum Family {
     V6,
 }
 
-/// Relation of a field to the values.
+/// How a field relates to the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Is {
     /// The field has one of the values.
@@ -85,13 +85,14 @@ pub struct Conditions(pub Vec<Condition>);
 /// One condition: a field has one of these values, or none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Field of the packet, with the values.
+    /// Packet field, with the values.
     pub field: Field,
-    /// Whether the field has one of the values.
+    /// Whether the field must have one of the values.
     pub is: Is,
 }
 
-/// Packet field and its values. The `Debug` format is part of a table's name, so a renamed variant renames the table.
+/// Packet field and its values. The `Debug` format is part of a table's name, so a renamed variant renames
+/// the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
     /// Source address.
@@ -100,14 +101,15 @@ pub enum Field {
     Destination(Vec<IpNet>),
     /// Interface through which the packet arrives.
     LinkIn(Vec<String>),
-    /// Mark of the packet.
+    /// Packet mark.
     OwnerTag(Vec<u32>),
 }
 
 // === impl Syntax ===
 
 impl Syntax {
-    /// Returns the syntax of the words by their first character, as the reference plugin does; `None` without words.
+    /// Returns the syntax that the first character implies, as the reference plugin does; `None` without
+    /// words.
     pub fn of(words: &[String]) -> Option<Syntax> {
         match words.first()?.chars().next()? {
             '-' | '!' => Some(Syntax::Iptables),
@@ -148,7 +150,7 @@ pub fn words(key: &str, words: &[String]) -> Result<Vec<String>, Error> {
     Ok(words.iter().filter(|word| !word.is_empty()).cloned().collect())
 }
 
-/// Parses conditions in nft's syntax for packets of one address family.
+/// Parses conditions in nft syntax for packets in one address family.
 pub fn read(key: &str, family: Family, written: &[String]) -> Result<Conditions, Error> {
     let written = written.join(" ");
     let mut spaced = String::new();
@@ -172,7 +174,7 @@ pub fn read(key: &str, family: Family, written: &[String]) -> Result<Conditions,
     }
 }
 
-/// Explanation of the supported syntax.
+/// What the error says about the supported syntax.
 const SUPPORTED: &str = "supported are ip saddr, ip daddr, ip6 saddr, ip6 daddr, iifname and meta mark, with != and { }; with backend iptables, all conditions of iptables(8)";
 
 // === impl Condition ===
@@ -255,7 +257,7 @@ impl Field {
         })
     }
 
-    /// Returns the number of values.
+    /// Returns how many values there are.
     pub fn values(&self) -> usize {
         match self {
             Field::Source(networks) | Field::Destination(networks) => networks.len(),
@@ -273,7 +275,7 @@ impl Conditions {
         self.0.is_empty()
     }
 
-    /// Returns the number of rules that the conditions expand to.
+    /// Returns how many rules the conditions expand to.
     fn alternatives(&self) -> usize {
         let of = |Condition { field, is }: &Condition| if *is == Is::In { field.values() } else { 1 };
         self.0.iter().map(of).fold(1, usize::saturating_mul)

@@ -1,4 +1,4 @@
-//! The configuration of `dhcp`.
+//! Configuration for `dhcp`.
 
 pub mod v4;
 pub mod v6;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use self::v4::{Options, Provide, Request};
 
-/// Default socket of the daemon.
+/// Socket on which the daemon listens if none is configured.
 pub const SOCKET: &str = "/run/cni/dhcp.sock";
 
 /// Address family, which selects the protocol.
@@ -27,7 +27,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Returns the families of a configuration without `families`.
+    /// Returns the families that a configuration without `families` has.
     pub fn default_ones() -> Vec<Family> {
         vec![Family::Ipv4]
     }
@@ -37,7 +37,7 @@ impl Family {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct V6Request {
-    /// Options of the request.
+    /// Options to send with the request.
     pub options: v6::Options,
     /// Prefix length that the interface uses with the address.
     pub prefix_length: u8,
@@ -45,7 +45,7 @@ pub struct V6Request {
     pub detect_duplicates: bool,
 }
 
-/// Prefix length of a single address.
+/// Prefix length that a single address has.
 pub const PREFIX_LENGTH: u8 = 128;
 
 impl Default for V6Request {
@@ -59,7 +59,7 @@ impl Default for V6Request {
 #[serde(default)]
 struct Conf {
     ipam: IpamConf,
-    /// Option of `bridge`: whether duplicate address detection runs.
+    /// `bridge` option: whether duplicate address detection runs.
     enabledad: bool,
 }
 
@@ -83,13 +83,13 @@ struct IpamConf {
 /// Validated configuration.
 #[derive(Debug)]
 pub struct PluginConfig {
-    /// Socket of the daemon.
+    /// Socket on which the daemon listens.
     pub socket: PathBuf,
     /// Families in order, each once.
     pub families: Vec<Family>,
     /// DHCPv4 options.
     pub options: Options,
-    /// Metric of the routes.
+    /// Metric for the routes.
     pub priority: Option<u32>,
     /// DHCPv6 request.
     pub v6_request: V6Request,

@@ -1,4 +1,4 @@
-//! The configuration of `firewall`.
+//! Configuration for `firewall`.
 //!
 //! Source: plugins `plugins/meta/firewall/firewall.go`; docs/plugins/firewall.md.
 
@@ -8,13 +8,13 @@ use serde::Deserialize;
 
 use crate::chain::checked_chain;
 
-/// Default for the chain of iptables that comes first.
+/// iptables chain that comes first if none is configured.
 pub const ADMIN_CHAIN: &str = "CNI-ADMIN";
 
-/// Default for the zone of firewalld.
+/// firewalld zone that is used if none is configured.
 const ZONE: &str = "trusted";
 
-/// Maximum length of a zone's name, in bytes; firewalld allows 17.
+/// Maximum length for a zone name, in bytes; firewalld allows 17.
 const ZONE_MAX: usize = 64;
 
 /// The configuration as written.
@@ -32,11 +32,11 @@ struct Conf {
 pub struct Settings {
     /// Requested backend; none: the one that the host uses.
     pub backend: Option<Backend>,
-    /// Chain of iptables that comes first.
+    /// iptables chain that comes first.
     pub admin_chain: String,
-    /// Zone of firewalld.
+    /// firewalld zone.
     pub zone: String,
-    /// Ingress policy of the network.
+    /// Ingress policy for the network.
     pub policy: Policy,
     /// Whether the configuration names the chain.
     pub names_chain: bool,
@@ -53,10 +53,10 @@ pub enum Backend {
     Firewalld,
 }
 
-/// Ingress policy: sources that can reach the containers of a network.
+/// Ingress policy: who can reach the network's containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// All sources.
+    /// Everybody.
     Open,
     /// All except other bridges that have a policy.
     SameBridge,

@@ -1,4 +1,4 @@
-//! The configuration of `host-device`: the selector of the device.
+//! Configuration for `host-device`: how the device is selected.
 //!
 //! An input is one path component, or a path below `/sys/devices` without `..`.
 //!
@@ -66,20 +66,20 @@ impl Device {
     }
 }
 
-/// Directory of all devices.
+/// Directory below which all devices are.
 const DEVICES: &str = "/sys/devices";
 
 /// Longest name on a bus, in bytes.
 const BUS_NAME_MAX: usize = 128;
 
-/// Selector of a device.
+/// How a device is selected.
 #[derive(Debug)]
 pub enum Device {
-    /// `device`
+    /// `device`: by interface name.
     Named(String),
-    /// `hwaddr`
+    /// `hwaddr`: by hardware address.
     WithAddress(Vec<u8>),
-    /// `kernelpath`
+    /// `kernelpath`: by path below `/sys/devices`.
     AtPath(PathBuf),
     /// `pciBusID`, or a PCI address in `runtimeConfig.deviceID`.
     OnPci {
@@ -92,7 +92,7 @@ pub enum Device {
     OfRuntime(String),
 }
 
-/// Returns the hardware address of an interface; the loopback interface has an address of zeros.
+/// Returns an interface's hardware address; the loopback interface has zeros.
 fn address(key: &str, text: &str) -> Result<Vec<u8>, Error> {
     let refused = |why: &str| Error::key(key, format!("{text:?}"), why);
     match parse_mac(text) {

@@ -1,7 +1,7 @@
-//! The validated configuration of `host-local`: location of the reservations, ranges, requested addresses.
+//! Validated configuration for `host-local`: where reservations are, ranges, requested addresses.
 //!
-//! The range sets have the order of the reference plugin, because the files of round robin are numbered by it:
-//! `runtimeConfig.ipRanges`, the flat range of old configurations, `ipam.ranges`.
+//! The range sets have the reference plugin's order, because it numbers the round-robin files:
+//! `runtimeConfig.ipRanges`, the flat range in old configurations, `ipam.ranges`.
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/allocator/config.go`; CONVENTIONS.md `ipRanges` (V2).
 
@@ -18,9 +18,9 @@ use serde::Deserialize;
 
 use crate::addresses::{self, Request, RequestConf, Requests, RouteConf};
 
-/// Default directory of reservations, as in the reference plugin.
+/// Default reservation directory, as in the reference plugin.
 const DATA_DIRECTORY: &str = "/var/lib/cni/networks";
-/// Directory of indexes, on a file system that is empty after a boot.
+/// Index directory, on a file system that is empty after a boot.
 const INDEX_DIRECTORY: &str = "/run/weft/host-local";
 
 /// The configuration as written.
@@ -74,23 +74,23 @@ struct LocationIpamConf {
     data_dir: String,
 }
 
-/// Location of one network's reservations.
+/// Where one network's reservations are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLocation {
     /// Directory: `dataDir` and the network's name, which is one path component.
     pub directory: PathBuf,
-    /// Directory of indexes.
+    /// Index directory.
     pub index_directory: PathBuf,
 }
 
 /// Validated configuration.
 #[derive(Debug)]
 pub struct Network {
-    /// Location of the reservations.
+    /// Where the reservations are.
     pub location: StoreLocation,
-    /// Range sets; one address of each is allocated.
+    /// Range sets; one address is allocated from each.
     pub sources: Vec<Source>,
-    /// Routes of the result.
+    /// Routes to return in the result.
     pub routes: Vec<Route>,
     /// File from which the result's DNS settings are read.
     pub resolv_conf: Option<PathBuf>,
@@ -99,7 +99,7 @@ pub struct Network {
 /// Range set and the address that is requested from it.
 #[derive(Debug)]
 pub struct Source {
-    /// Ranges.
+    /// Ranges to allocate from.
     pub set: RangeSet,
     /// Requested address, which is in the set.
     pub request: Option<Request>,

@@ -13,14 +13,14 @@ const MTU_MAX: u32 = 65535;
 /// Smallest MTU that IPv4 allows, in bytes.
 const MTU_MIN: u32 = 68;
 
-/// Maximum of queues of a veth pair's end, a limit of the kernel.
+/// Maximum number of queues at one end of a veth pair, a kernel limit.
 pub const QUEUES_MAX: u32 = 4096;
 
 /// Fields that interface plugins read under `args`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct CniArgs {
-    /// Fields of `args.cni`, which CONVENTIONS.md reserves.
+    /// Fields in `args.cni`, which CONVENTIONS.md reserves.
     pub cni: CniArgsCni,
 }
 
@@ -28,7 +28,7 @@ pub struct CniArgs {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct CniArgsCni {
-    /// Requested hardware address.
+    /// Hardware address that is requested.
     pub mac: String,
 }
 
@@ -36,7 +36,7 @@ pub struct CniArgsCni {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RuntimeConfig {
-    /// Requested hardware address.
+    /// Hardware address that is requested.
     pub mac: String,
 }
 
@@ -57,7 +57,7 @@ pub fn check_mtu(mtu: u32) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Returns the number of queues for each end of a veth pair: 0, which means "not configured", is one.
+/// Returns how many queues each end of a veth pair gets: 0, which means "not configured", is one.
 pub fn check_queues(queues: u32) -> Result<u32, Error> {
     match queues {
         0 => Ok(1),

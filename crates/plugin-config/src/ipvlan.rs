@@ -1,4 +1,4 @@
-//! The configuration of `ipvlan`.
+//! Configuration for `ipvlan`.
 //!
 //! Source: plugins `plugins/main/ipvlan`; docs/plugins/ipvlan.md.
 
@@ -24,24 +24,24 @@ struct Conf {
 /// Validated configuration.
 #[derive(Debug)]
 pub struct Network {
-    /// Configured parent. None: the previous plugin's interface, else the interface of the default route.
+    /// Configured parent. None: the previous plugin's interface, else the one that the default route uses.
     pub master: Option<String>,
-    /// Namespace of the parent.
+    /// Namespace that the parent is in.
     pub parent_in: LinkNamespace,
-    /// Mode.
+    /// Mode that the ipvlan gets.
     pub mode: Mode,
     /// MTU in bytes, if configured.
     pub mtu: Option<u32>,
 }
 
-/// `mode` of an ipvlan.
+/// ipvlan `mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Layer 2: the container resolves addresses.
     L2,
     /// Layer 3: the host routes.
     L3,
-    /// Layer 3, with the packet filter of the host.
+    /// Layer 3, with the host's packet filter.
     L3s,
 }
 
@@ -65,7 +65,7 @@ impl Network {
         })
     }
 
-    /// Without a configured parent, uses the only interface of the previous plugin.
+    /// Without a configured parent, uses the previous plugin's only interface.
     pub fn chained(self, previous: Option<&Success>) -> Result<Network, Error> {
         let (None, Some(previous)) = (&self.master, previous) else { return Ok(self) };
         match previous.interfaces.as_slice() {

@@ -1,11 +1,11 @@
-//! The configurations of the plugins: as written, validated, and every check of them that needs no node.
+//! Plugin configurations: as written, validated, and every check that needs no node.
 //!
-//! A plugin reads its configuration here and then acts. The linter reads the same configuration and reports the error
-//! of the plugin, so the two cannot differ. [`check()`] is the entrance of the linter.
+//! A plugin reads its configuration here and then acts. The linter reads the same configuration and reports
+//! the same error as the plugin, so the two cannot differ. The linter calls [`check()`].
 //!
 //! Rules:
-//! - A function of this crate reads no file and asks no kernel.
-//! - An error of one field names its path ([`cni::error::InvalidKey`]), so that a linter finds its place.
+//! - No function in this crate reads a file or asks the kernel.
+//! - An error in one field names its path ([`cni::error::InvalidKey`]), so that a linter finds its place.
 
 #![forbid(unsafe_code)]
 
@@ -42,9 +42,9 @@ use cni::{Context, Error};
 /// Values that the runtime passes with ADD, so that the configuration need not contain them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Provided {
-    /// Ranges of addresses: the capability `ipRanges`.
+    /// Address ranges: the capability `ipRanges`.
     pub ranges: bool,
-    /// A device: the capability `deviceID`, or a resource of the definition.
+    /// A device: the capability `deviceID`, or the definition's resource.
     pub device: bool,
 }
 
@@ -74,10 +74,10 @@ pub const IPAM_PLUGINS: &[&str] = &["dhcp", "host-local", "static", "weft-ipam",
 /// Reason why `dummy` needs an IPAM plugin.
 pub const WHY_DUMMY_IPAM: &str = "a dummy interface needs addresses";
 
-/// Plugins that change the interface of an earlier plugin and fail without one.
+/// Plugins that change an earlier plugin's interface and fail without one.
 pub const CHAINED: &[&str] = &["bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"];
 
-/// Returns the options of an interface or chained plugin, by name; `None` for another plugin.
+/// Returns an interface or chained plugin's options, by name; `None` for another plugin.
 pub fn options(plugin: &str) -> Option<Vec<&'static str>> {
     let options = match plugin {
         "bandwidth" => bandwidth::options(),
@@ -101,7 +101,7 @@ pub fn options(plugin: &str) -> Option<Vec<&'static str>> {
     Some(options.to_vec())
 }
 
-/// Returns the options in `ipam` of an IPAM plugin, by name; `None` for another plugin.
+/// Returns the options that an IPAM plugin has in `ipam`, by name; `None` for another plugin.
 pub fn ipam_options(plugin: &str) -> Option<Vec<&'static str>> {
     Some(match plugin {
         "dhcp" => dhcp::options().to_vec(),
@@ -112,9 +112,9 @@ pub fn ipam_options(plugin: &str) -> Option<Vec<&'static str>> {
     })
 }
 
-/// Fails as ADD of the plugin fails for the text of its configuration alone; `None` for another plugin.
+/// Fails as the plugin's ADD fails for the configuration text alone; `None` for another plugin.
 ///
-/// The `ipam` section is checked by [`check_ipam`].
+/// [`check_ipam`] checks the `ipam` section.
 pub fn check(plugin: &str, call: &Call, provided: Provided) -> Option<Result<(), Error>> {
     let config = &call.config;
     Some(match plugin {
@@ -145,7 +145,7 @@ pub fn check(plugin: &str, call: &Call, provided: Provided) -> Option<Result<(),
     })
 }
 
-/// Fails as ADD of the IPAM plugin fails for the text of the configuration alone; `None` for another plugin.
+/// Fails as the IPAM plugin's ADD fails for the configuration text alone; `None` for another plugin.
 pub fn check_ipam(plugin: &str, call: &Call, provided: Provided) -> Option<Result<(), Error>> {
     let Provided { ranges, device: _ } = provided;
     Some(match plugin {
@@ -159,7 +159,7 @@ pub fn check_ipam(plugin: &str, call: &Call, provided: Provided) -> Option<Resul
     })
 }
 
-/// Fails unless `ipam.type` is absent or the name of a plugin.
+/// Fails unless `ipam.type` is absent or a valid plugin name.
 fn ipam_name(call: &Call) -> Result<(), Error> {
     let plugin = call.config.ipam_type()?;
     match plugin.is_empty() {

@@ -1,4 +1,4 @@
-//! The configuration of `macvlan`.
+//! Configuration for `macvlan`.
 //!
 //! Source: plugins `plugins/main/macvlan`; docs/plugins/macvlan.md.
 
@@ -29,30 +29,30 @@ struct Conf {
 /// Validated configuration.
 #[derive(Debug)]
 pub struct Network {
-    /// Configured parent; none: the interface of the default route.
+    /// Configured parent; none: the interface that the default route uses.
     pub master: Option<String>,
-    /// Namespace of the parent.
+    /// Namespace that the parent is in.
     pub parent_in: LinkNamespace,
-    /// Mode.
+    /// Mode that the macvlan gets.
     pub mode: Mode,
     /// MTU in bytes, if configured; at most the parent's.
     pub mtu: Option<u32>,
-    /// Requested hardware address.
+    /// Hardware address that is requested.
     pub mac: Option<Vec<u8>>,
-    /// Length of the queue of broadcast packets, if configured.
+    /// Queue length for broadcast packets, if configured.
     pub broadcast_queue_length: Option<u32>,
 }
 
-/// `mode` of a macvlan.
+/// macvlan `mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Interfaces of the parent reach each other directly.
+    /// Interfaces on one parent reach each other directly.
     Bridge,
-    /// Interfaces of the parent do not reach each other.
+    /// Interfaces on one parent do not reach each other.
     Private,
-    /// Interfaces of the parent reach each other through the switch.
+    /// Interfaces on one parent reach each other through the switch.
     Vepa,
-    /// One interface gets all of the parent's traffic.
+    /// One interface gets all traffic that the parent receives.
     Passthru,
 }
 

@@ -5,7 +5,7 @@ use cni::Error;
 /// Packet filter that masquerades.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// nf_tables, one transaction.
+    /// nf_tables, in one transaction.
     Nftables,
     /// `iptables-restore` and `ip6tables-restore`.
     Iptables,

@@ -1,4 +1,4 @@
-//! The configuration of `neutron`.
+//! Configuration for `neutron`.
 //!
 //! Source: docs/neutron.md.
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::interface;
 
-/// Default socket of the Open vSwitch database.
+/// Default socket on which the Open vSwitch database listens.
 pub const SOCKET: &str = "/run/openvswitch/db.sock";
 /// Default timeout for the switch, in seconds.
 const TIMEOUT: u64 = 60;
@@ -22,11 +22,11 @@ const TIMEOUT: u64 = 60;
 #[derive(Debug, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Conf {
-    /// Socket of the Open vSwitch database.
+    /// Open vSwitch database socket.
     ovsdb: String,
-    /// Parent interface of nested ports on the node; empty: that of the default route.
+    /// Parent interface for nested ports on the node; empty: the one that the default route uses.
     master: String,
-    /// One of `auto`, `on` and `off`.
+    /// `auto`, `on` or `off`.
     tx_checksum: String,
     /// Timeout for the switch, in seconds.
     timeout: u64,
@@ -50,16 +50,16 @@ struct VifConf {
     bridge: String,
     vlan_id: u16,
     mtu: u32,
-    /// Addresses, routes and DNS, in the form of a result.
+    /// Addresses, routes and DNS, as in a result.
     result: Value,
 }
 
 /// Validated configuration.
 #[derive(Debug)]
 pub struct Network {
-    /// Socket of the Open vSwitch database.
+    /// Open vSwitch database socket.
     pub ovsdb: String,
-    /// Parent interface of nested ports; none: that of the default route.
+    /// Parent interface for nested ports; none: the one that the default route uses.
     pub master: Option<String>,
     /// Whether the container's interface computes checksums; none: unchanged.
     pub tx_checksum: Option<bool>,
@@ -72,9 +72,9 @@ pub struct Network {
 /// Validated port.
 #[derive(Debug)]
 pub struct Vif {
-    /// Id of the port.
+    /// Port id in Neutron.
     pub id: String,
-    /// Hardware address.
+    /// Hardware address that the port has.
     pub mac: Vec<u8>,
     /// Hardware address as written.
     pub mac_text: String,
@@ -89,16 +89,16 @@ pub struct Vif {
 /// Method by which the port is connected.
 #[derive(Debug)]
 pub enum PlugMethod {
-    /// Port of a switch.
+    /// Port on a switch.
     Switch {
-        /// Bridge of the switch.
+        /// Bridge on the switch.
         bridge: String,
         /// Whether a Linux bridge is between the container and the switch.
         hybrid: bool,
     },
-    /// VLAN of a trunk port.
+    /// VLAN on a trunk port.
     Vlan(u16),
-    /// macvlan of the node's port.
+    /// macvlan on the node's port.
     Macvlan,
 }
 

@@ -1,16 +1,16 @@
-//! The option `linkInContainer` of macvlan, ipvlan and vlan.
+//! The option `linkInContainer`, which macvlan, ipvlan and vlan have.
 
-/// Namespace of a parent.
+/// Namespace that a parent is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkNamespace {
     /// Namespace in which the plugin runs.
     Host,
-    /// Namespace of the container (`linkInContainer`).
+    /// In the container (`linkInContainer`).
     Container,
 }
 
 impl LinkNamespace {
-    /// Returns the namespace for a value of `linkInContainer`.
+    /// Returns the namespace that `linkInContainer` selects.
     pub fn read(link_in_container: bool) -> LinkNamespace {
         if link_in_container { LinkNamespace::Container } else { LinkNamespace::Host }
     }

@@ -1,7 +1,7 @@
-//! The options of `portmap`.
+//! Options for `portmap`.
 //!
-//! If no backend is named, an option that only one backend has selects that backend. If one is named, the other's
-//! options are refused.
+//! If no backend is named, an option that only one backend has selects that backend. If one is named, the
+//! other's options are refused.
 //!
 //! Source: plugins `plugins/meta/portmap/main.go` (V1); docs/plugins/portmap.md.
 
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::chain::checked_chain;
 use crate::conditions::{self, Conditions, Family, Syntax};
 
-/// Default bit of the packet mark that selects packets for masquerading.
+/// Default bit in the packet mark that selects packets for masquerading.
 pub const MARK_BIT: u8 = 13;
 
 /// The configuration as written.
@@ -31,7 +31,7 @@ struct Conf {
 /// Validated configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Backend and its options.
+    /// Backend with its own options.
     pub backend: Backend,
     /// Connections that are masqueraded.
     pub masquerade: Masquerade,
@@ -42,16 +42,16 @@ pub struct Settings {
 pub enum Backend {
     /// nf_tables, natively.
     Nftables {
-        /// Bit of the packet mark.
+        /// Bit in the packet mark.
         bit: u8,
         /// Conditions for IPv4 and for IPv6 packets.
         conditions: [Conditions; 2],
     },
     /// `iptables-restore` and `ip6tables-restore`.
     Iptables {
-        /// Method of marking packets.
+        /// How packets are marked.
         marking: Marking,
-        /// Conditions for IPv4 and for IPv6 packets, as arguments of a rule.
+        /// Conditions for IPv4 and for IPv6 packets, as rule arguments.
         conditions: [Vec<String>; 2],
     },
 }
@@ -59,9 +59,9 @@ pub enum Backend {
 /// Method by which iptables marks packets for masquerading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Marking {
-    /// A chain of this plugin sets this bit, and another one masquerades.
+    /// One of this plugin's chains sets this bit, and another one masquerades.
     Own(u8),
-    /// This chain of another program marks and masquerades.
+    /// This chain, which another program owns, marks and masquerades.
     Foreign(String),
 }
 
@@ -70,7 +70,8 @@ pub enum Marking {
 pub enum Masquerade {
     /// None: `snat: false`.
     Nothing,
-    /// Those from the host's loopback and from the container's own subnet: without it their replies take another path.
+    /// Those from the host's loopback and from the container's own subnet: without it their replies take
+    /// another path.
     Needed,
     /// All: `masqAll`.
     Everything,

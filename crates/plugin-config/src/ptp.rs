@@ -1,4 +1,4 @@
-//! The configuration of `ptp`.
+//! Configuration for `ptp`.
 //!
 //! Source: plugins `plugins/main/ptp`; docs/plugins/ptp.md.
 
@@ -28,7 +28,7 @@ pub struct Network {
     pub masquerade: Option<masquerade::Backend>,
     /// MTU in bytes, if configured.
     pub mtu: Option<u32>,
-    /// Queues of each end.
+    /// Queues that each end has.
     pub queues: u32,
 }
 

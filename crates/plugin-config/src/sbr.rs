@@ -1,4 +1,4 @@
-//! The validated configuration of `sbr`.
+//! Validated configuration for `sbr`.
 
 use std::net::IpAddr;
 
@@ -27,13 +27,13 @@ struct Conf {
 pub struct Settings {
     /// Table that rules refer to and that another program fills. None: this plugin fills one table for each address.
     pub table: Option<u32>,
-    /// Gateways that replace the addresses' own; at most one of each family.
+    /// Gateways that replace the addresses' own; at most one in each family.
     gateways: Vec<IpAddr>,
-    /// Treatment of the interface's subnets in the main table.
+    /// What happens to the interface's subnets in the main table.
     pub subnets: Subnets,
 }
 
-/// Treatment of the interface's subnets in the main table.
+/// What happens to the interface's subnets in the main table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Subnets {
     /// They leave the main table.
@@ -44,7 +44,7 @@ pub enum Subnets {
 }
 
 impl Settings {
-    /// Reads the configuration.
+    /// Reads the configuration; invalid gateways fail.
     pub fn read(config: &Config) -> Result<Settings, Error> {
         let Conf { table, gateways, add_source_hints } = config.decode()?;
         if let Some(table) = table.filter(|table| UNUSABLE.contains(table)) {
@@ -54,7 +54,7 @@ impl Settings {
         Ok(Settings { table, gateways: read_gateways(&gateways)?, subnets })
     }
 
-    /// Returns the configured gateway of the address's family.
+    /// Returns the gateway configured for the address's family.
     pub fn gateway(&self, address: IpAddr) -> Option<IpAddr> {
         self.gateways.iter().copied().find(|gateway| gateway.is_ipv4() == address.is_ipv4())
     }

@@ -1,4 +1,4 @@
-//! The configuration of `static`.
+//! Configuration for `static`.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/static` v1.9.1; docs/plugins/static.md.
 
@@ -40,7 +40,7 @@ struct AddressConf {
 pub struct Address {
     /// Address and prefix length.
     pub address: IpNet,
-    /// Gateway of its subnet, if configured.
+    /// Gateway in the address's subnet, if configured.
     pub gateway: Option<IpAddr>,
 }
 
@@ -49,9 +49,9 @@ pub struct Address {
 pub struct Network {
     /// Addresses to assign.
     pub addresses: Vec<Address>,
-    /// Routes of the result.
+    /// Routes to return in the result.
     pub routes: Vec<Route>,
-    /// DNS settings of the result.
+    /// DNS settings to return in the result.
     pub dns: Dns,
 }
 
@@ -87,8 +87,9 @@ impl Address {
         }
     }
 
-    /// Returns a requested address with the gateway of the configured subnet that contains it, and without prefix length
-    /// with that subnet's. A request with another prefix length is for another subnet.
+    /// Returns a requested address with the gateway from the configured subnet that contains it, and with
+    /// that subnet's prefix length if it has none. A request with another prefix length is for another
+    /// subnet.
     fn requested(request: &Request, configured: &[Address]) -> Result<Address, Error> {
         let Request { key, ip, prefixed } = request;
         let is_subnet = |address: &&Address| match prefixed {
@@ -107,8 +108,9 @@ impl Address {
     }
 }
 
-/// Returns the addresses to assign. Those of the runtime replace those of `args`, which replace the configured ones.
-/// `CNI_ARGS` adds to the configured ones, and its gateways apply to the subnets that contain them (V14).
+/// Returns the addresses to assign. Those from the runtime replace those in `args`, which replace the
+/// configured ones. `CNI_ARGS` adds to the configured ones, and its gateways apply to the subnets that
+/// contain them (V14).
 fn chosen(configured: &[Address], requests: Requests, gateways: &str) -> Result<Vec<Address>, Error> {
     let Requests { environment, args, runtime } = requests;
     let all = |requests: &[Request]| {

@@ -1,4 +1,4 @@
-//! The configuration of `tap`.
+//! Configuration for `tap`.
 //!
 //! Source: plugins `plugins/main/tap`; docs/plugins/tap.md.
 
@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use crate::interface::{self, RuntimeConfig};
 
-/// Maximum length of an SELinux context, in bytes.
+/// Maximum length for an SELinux context, in bytes.
 const CONTEXT_MAX: usize = 1024;
 
-/// Largest MTU of a tap interface, in bytes: 65535 minus an Ethernet header.
+/// Largest MTU that a tap interface can have, in bytes: 65535 minus an Ethernet header.
 const MTU_MAX: u32 = 65521;
 
 /// The configuration as written.
@@ -39,7 +39,7 @@ pub struct Network {
     pub multi_queue: bool,
     /// MTU in bytes, if configured.
     pub mtu: Option<u32>,
-    /// Requested hardware address.
+    /// Hardware address that is requested.
     pub mac: Option<Vec<u8>>,
     /// User that may open it; none: only privileged processes.
     pub owner: Option<u32>,
@@ -47,7 +47,7 @@ pub struct Network {
     pub group: Option<u32>,
     /// SELinux context, if configured.
     pub context: Option<String>,
-    /// Bridge in the container that it becomes a port of.
+    /// Bridge in the container that it becomes a port on.
     pub bridge: Option<String>,
 }
 

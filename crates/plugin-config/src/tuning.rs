@@ -1,9 +1,10 @@
-//! The validated configuration of `tuning`, from all its sources.
+//! Validated configuration for `tuning`, from all its sources.
 //!
 //! Rules:
-//! - `args.cni` overrides `runtimeConfig`, which overrides `CNI_ARGS`, which overrides the configuration itself (V6,
-//!   V13, V14).
-//! - A kernel parameter is one of `net.*` and is named once; `IFNAME` in it stands for the interface.
+//! - `args.cni` overrides `runtimeConfig`, which overrides `CNI_ARGS`, which overrides the configuration
+//!   itself (V6, V13, V14).
+//! - A kernel parameter must begin with `net.` and may be named only once; `IFNAME` in it stands for the
+//!   interface.
 //!
 //! Source: plugins `plugins/meta/tuning`; sysctl(8) on `.` and `/` in names.
 
@@ -19,13 +20,13 @@ use serde::Deserialize;
 
 use crate::interface::check_mtu;
 
-/// Maximum length of a key, in bytes.
+/// Maximum length for a key, in bytes.
 const KEY_MAX: usize = 256;
 
-/// Default directory of backups.
+/// Default backup directory.
 const DATA_DIRECTORY: &str = "/run/cni/tuning";
 
-/// Required prefix of every key, in path form.
+/// Prefix that every key must have, in path form.
 const NETWORK: &str = "net/";
 
 /// Placeholder for the interface's name.
@@ -59,7 +60,7 @@ struct ArgsConf {
     cni: Overrides,
 }
 
-/// Fields of `args.cni`; each replaces the configuration's.
+/// Fields in `args.cni`; each replaces the configuration's.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Overrides {
@@ -79,7 +80,7 @@ struct DirectoryConf {
     data_dir: String,
 }
 
-/// Key of a kernel parameter as a path (`net/ipv4/conf/eth0.100/arp_notify`).
+/// Kernel parameter as a path (`net/ipv4/conf/eth0.100/arp_notify`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(String);
 
@@ -130,9 +131,9 @@ pub struct Sysctl {
 /// Validated configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Kernel parameters of the container's namespace, by key.
+    /// Kernel parameters in the container's namespace, by key.
     pub sysctls: Vec<Sysctl>,
-    /// Hardware address of the interface.
+    /// Hardware address that the interface gets.
     pub mac: Option<Vec<u8>>,
     /// Whether the interface becomes promiscuous; false leaves it unchanged.
     pub promiscuous: bool,
@@ -140,11 +141,11 @@ pub struct Settings {
     pub mtu: Option<u32>,
     /// Whether the interface receives all multicast packets; none leaves it unchanged.
     pub all_multicast: Option<bool>,
-    /// Length of the transmit queue, in packets.
+    /// Transmit queue length, in packets.
     pub tx_queue_length: Option<u32>,
 }
 
-/// Returns the directory of backups, the only option that every verb needs.
+/// Returns the backup directory, the only option that every verb needs.
 pub fn data_directory(call: &Call) -> Result<PathBuf, Error> {
     let DirectoryConf { data_dir } = call.config.decode()?;
     match data_dir.as_str() {
@@ -191,14 +192,14 @@ impl Settings {
         })
     }
 
-    /// Whether an attribute of the interface is to be changed.
+    /// Whether an interface attribute is to be changed.
     pub fn changes_link(&self) -> bool {
         let Settings { sysctls: _, mac, promiscuous, mtu, all_multicast, tx_queue_length } = self;
         mac.is_some() || *promiscuous || mtu.is_some() || all_multicast.is_some() || tx_queue_length.is_some()
     }
 }
 
-/// Returns the parameters of both sources. A key has one value, whatever its notation.
+/// Returns the parameters from both sources. A key has one value, whatever its notation.
 fn sysctls(
     configured: BTreeMap<String, String>,
     over: BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! The configuration of `vlan`.
+//! Configuration for `vlan`.
 //!
 //! Source: plugins `plugins/main/vlan`; docs/plugins/vlan.md.
 
@@ -29,7 +29,7 @@ struct Conf {
 pub struct Network {
     /// Parent interface.
     pub master: String,
-    /// Namespace of the parent.
+    /// Namespace that the parent is in.
     pub parent_in: LinkNamespace,
     /// VLAN id: 0 (frames with a priority only) to 4094.
     pub id: u16,

@@ -1,4 +1,4 @@
-//! The VLANs of a bridge port, from `vlan`, `vlanTrunk` and `preserveDefaultVlan` of `bridge`.
+//! VLANs on a bridge port, from the `bridge` options `vlan`, `vlanTrunk` and `preserveDefaultVlan`.
 
 use cni::Error;
 use serde::Deserialize;
@@ -6,26 +6,26 @@ use serde::Deserialize;
 /// Largest VLAN id.
 const VLAN_MAX: u16 = 4094;
 
-/// Entry of `vlanTrunk`.
+/// Entry in `vlanTrunk`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Trunk {
-    /// First VLAN of a range.
+    /// First VLAN in a range.
     #[serde(rename = "minID")]
     min_id: Option<i64>,
-    /// Last VLAN of a range.
+    /// Last VLAN in a range.
     #[serde(rename = "maxID")]
     max_id: Option<i64>,
-    /// A single VLAN.
+    /// Single VLAN.
     id: Option<i64>,
 }
 
-/// Validated VLANs of a port.
+/// Validated VLANs for a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vlans {
-    /// VLAN of untagged traffic.
+    /// VLAN that untagged traffic is in.
     pub access: Option<u16>,
-    /// VLANs of tagged traffic, sorted, without duplicates.
+    /// VLANs that tagged traffic can be in, sorted, without duplicates.
     pub trunk: Vec<u16>,
     /// Whether the port keeps the bridge's default VLAN.
     pub preserve_default: bool,
@@ -61,7 +61,7 @@ impl Vlans {
 }
 
 impl Trunk {
-    /// Adds the ids of one entry to `has`: a range, a single one, or both.
+    /// Adds one entry's ids to `has`: a range, a single one, or both.
     fn mark(self, index: usize, has: &mut [bool]) -> Result<(), Error> {
         let Trunk { min_id, max_id, id } = self;
         let legal = |key: &str, value: i64| {
@@ -100,7 +100,7 @@ impl Trunk {
     }
 }
 
-/// Returns the ids of all entries, sorted, without duplicates.
+/// Returns the ids in all entries, sorted, without duplicates.
 fn ids(trunk: Vec<Trunk>) -> Result<Vec<u16>, Error> {
     let mut has = [false; VLAN_MAX as usize + 1];
     for (index, entry) in trunk.into_iter().enumerate() {

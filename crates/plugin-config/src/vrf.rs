@@ -1,4 +1,4 @@
-//! The configuration of `vrf`.
+//! Configuration for `vrf`.
 //!
 //! Source: containernetworking/plugins `plugins/meta/vrf` v1.9.1; docs/plugins/vrf.md.
 
@@ -19,7 +19,7 @@ struct Conf {
 /// Validated configuration.
 #[derive(Debug)]
 pub struct Settings {
-    /// Name of the VRF.
+    /// VRF name.
     pub name: String,
     /// Routing table; none: a free one is chosen.
     pub table: Option<u32>,

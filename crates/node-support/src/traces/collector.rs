@@ -1,6 +1,6 @@
-//! Export of spans to an OpenTelemetry collector (OTLP).
+//! Span export to an OpenTelemetry collector (OTLP).
 //!
-//! - An invalid option or variable is an error at start and is named in it.
+//! - An invalid option or variable is an error at start, and the error names it.
 //! - An unreachable collector is logged once, and once again when it is reachable.
 //!
 //! Source: OpenTelemetry, «OTLP exporter configuration» and «general SDK configuration».
@@ -27,11 +27,11 @@ use crate::metrics::{Metrics, Spans};
 use crate::traces::otlp_client::OtlpClient;
 use cli_support::failure::{Exit, Failure};
 
-/// Default name of the service.
+/// Service name if none is set.
 const SERVICE: &str = "weft-agent";
-/// Path of traces below the collector's address.
+/// Path for traces below the collector's address.
 const PATH: &str = "/v1/traces";
-/// Default timeout of a collector's response.
+/// Default timeout for a collector's response.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest certificate or key, in bytes.
 const PEM_MAX: u64 = 1 << 20;
@@ -133,13 +133,13 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Returns name and value of an exporter's variable; the one for traces alone comes first.
+/// Returns name and value that an exporter's variable has; the one for traces alone comes first.
 fn otlp(what: &str) -> Option<(String, String)> {
     let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
     names.into_iter().find_map(|name| variable(&name).map(|value| (name, value)))
 }
 
-/// Returns the setting and the content of the file that such a variable names.
+/// Returns the setting, and what the file contains that such a variable names.
 fn pem(what: &str) -> Result<Option<(String, Vec<u8>)>, Failure> {
     let Some((name, path)) = otlp(what) else { return Ok(None) };
     let failed = |cause: String| Failure::new(format!("{name}={path}: {cause}")).exit(Exit::Usage);

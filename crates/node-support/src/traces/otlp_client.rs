@@ -1,7 +1,7 @@
-//! HTTP client of the trace exporter.
+//! HTTP client for the trace exporter.
 //!
-//! The exporting thread has no async runtime, so the agent's runtime sends the request. A response is bounded in size and
-//! time.
+//! The exporting thread has no async runtime, so the agent's runtime sends the request. A response is bounded
+//! in size and time.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 /// Largest response in bytes: it contains what was refused, and why.
 const ANSWER_MAX: usize = 64 * 1024;
 
-/// HTTP client of one collector.
+/// HTTP client for one collector.
 #[derive(Clone, Debug)]
 pub(super) struct OtlpClient {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,

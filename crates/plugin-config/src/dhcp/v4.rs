@@ -38,11 +38,11 @@ pub mod option {
     pub const END: u8 = 255;
 }
 
-/// Maximum length of a value, in bytes.
+/// Maximum length for a value, in bytes.
 pub const VALUE_MAX: usize = 255;
 /// Maximum number of entries in a list.
 const LIST_MAX: usize = 64;
-/// Names of options.
+/// Option names that dhcp-options(5) has, with their numbers.
 const NAMES: &[(&str, u8)] = &[
     ("classless-static-routes", option::CLASSLESS_ROUTES),
     ("dhcp-client-identifier", option::CLIENT),
@@ -70,36 +70,36 @@ const OWN: &[u8] = &[
 /// Options that are requested unless `skipDefault` is set.
 const DEFAULTS: &[u8] = &[option::ROUTERS, option::SUBNET_MASK];
 
-/// Entry of `provide`, as written.
+/// Entry in `provide`, as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Provide {
-    /// Name or number of the option.
+    /// Option name or number.
     pub option: Value,
     /// Value as a string.
     pub value: String,
-    /// Key of `CNI_ARGS` that contains the value.
+    /// `CNI_ARGS` key that contains the value.
     #[serde(rename = "fromArg")]
     pub from_arg: String,
 }
 
-/// Entry of `request`, as written.
+/// Entry in `request`, as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Request {
-    /// Name or number of the option.
+    /// Option name or number.
     pub option: Value,
     /// Whether the default options are omitted.
     #[serde(rename = "skipDefault")]
     pub skip_default: bool,
 }
 
-/// Options of every message to a server.
+/// Options in every message to a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// Numbers and values of the provided options.
+    /// Provided options, each as number and value.
     pub provided: Vec<(u8, Vec<u8>)>,
-    /// Numbers of the requested options.
+    /// Requested option numbers.
     pub requested: Vec<u8>,
 }
 

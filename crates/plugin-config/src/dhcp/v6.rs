@@ -1,7 +1,7 @@
-//! The configured DHCPv6 options: those that are provided to the server and those that are requested.
+//! Configured DHCPv6 options: those that are provided to the server and those that are requested.
 //!
-//! They have separate lists (`provideV6`, `requestV6`), because a number has different meanings in both protocols. A
-//! value is a string, which is encoded in the form of its option.
+//! They have separate lists (`provideV6`, `requestV6`), because a number has different meanings in both
+//! protocols. A value is a string, which is encoded in the form that its option has.
 //!
 //! Source: names: dhcp-options(5), without their `dhcp6.`; forms: RFC 8415 §21.15, §21.16, RFC 4704 §4.
 
@@ -42,13 +42,13 @@ pub mod option {
     pub const SOL_MAX_RT: u16 = 82;
 }
 
-/// Valid lengths of a DUID, in bytes.
+/// Valid DUID lengths, in bytes.
 const CLIENT: std::ops::RangeInclusive<usize> = 3..=130;
-/// Maximum length of a label in a name, in bytes.
+/// Maximum length for a label in a name, in bytes.
 const LABEL_MAX: usize = 63;
-/// Flag of option 39: the server is to update DNS, because a container cannot.
+/// Flag in option 39: the server is to update DNS, because a container cannot.
 const SERVER_UPDATES_DNS: u8 = 1;
-/// Names of options.
+/// Option names that dhcp-options(5) has, with their numbers.
 const NAMES: &[(&str, u16)] = &[
     ("client-id", option::CLIENT),
     ("domain-search", option::DOMAIN_SEARCH),
@@ -81,12 +81,12 @@ const OWN: &[u16] = &[
 /// Options that are requested unless `skipDefault` is set.
 const DEFAULTS: &[u16] = &[option::NAME_SERVERS, option::DOMAIN_SEARCH];
 
-/// Options of the messages to a server.
+/// Options in the messages to a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// Numbers and encoded values of the provided options.
+    /// Provided options, each as number and encoded value.
     pub provided: Vec<(u16, Vec<u8>)>,
-    /// Numbers of the requested options.
+    /// Requested option numbers.
     pub requested: Vec<u16>,
 }
 
@@ -154,7 +154,7 @@ fn number(key: &str, option: &Value) -> Result<u16, Error> {
     })
 }
 
-/// Reason why a string is not a valid value of an option.
+/// Why a string is not a valid value for an option.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 enum ValueError {
     /// The client identifier has an invalid length.
@@ -168,7 +168,7 @@ enum ValueError {
     Name,
 }
 
-/// Encodes a string in the form of its option.
+/// Encodes a string in the form that its option has.
 fn encode_value(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
     match number {
         option::CLIENT => {
@@ -200,7 +200,7 @@ fn digits(text: &str) -> Option<Vec<u8>> {
     text.split(':').map(byte).collect::<Option<_>>().filter(|_| is_list)
 }
 
-/// Returns the length of a string and its bytes.
+/// Returns a string's length and then its bytes.
 fn length_prefixed(text: &str) -> Vec<u8> {
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     [&length.to_be_bytes()[..], text.as_bytes()].concat()
