@@ -1,4 +1,5 @@
-//! Neutron controller: provides OpenStack ports for the networks that pods select, and writes their VIFs for the nodes.
+//! Neutron controller: provides OpenStack ports for the networks that pods select, and writes their VIFs for
+//! the nodes.
 
 pub(crate) mod config_file;
 pub(crate) mod kuryr_conf;

@@ -50,21 +50,21 @@ use kube_support::{api_error, events};
 
 /// Time for which changes are collected.
 const GATHER: Duration = Duration::from_secs(1);
-/// Deadline of a write.
+/// Deadline for a write.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
-/// Version of EndpointSlices that the API server has.
+/// EndpointSlice version that the API server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     V1,
     V1beta1,
 }
 
-/// Outcome of a write.
+/// How a write ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// Another controller or Service has a slice of this name.
+    /// Another controller or Service has a slice with this name.
     NameTaken,
     Refused,
     /// The API server did not answer in time.
@@ -78,12 +78,12 @@ pub(crate) struct ServiceController {
     pods: Arc<Cache<Backend>>,
     slices: Arc<Cache<Slice>>,
     publisher: EventPublisher,
-    /// Reason of the last Event about a Service, by its uid.
+    /// Reason in the last Event about a Service, by its uid.
     reported: Mutex<BTreeMap<String, String>>,
     metrics: ServiceMetrics,
 }
 
-/// Metrics of the controller.
+/// Metrics about the controller.
 pub(crate) struct ServiceMetrics {
     registry: Registry,
     leader: Gauge,
@@ -194,7 +194,7 @@ impl ServiceController {
         }
     }
 
-    /// Detects the version of EndpointSlices and starts to follow the own slices.
+    /// Detects the EndpointSlice version and starts to follow the own slices.
     async fn follow_slices(&self) -> Version {
         let ours = Config::default().labels(&format!("{MANAGED_BY}={MANAGER}"));
         let (client, slices) = (self.client.clone(), Arc::clone(&self.slices));
@@ -216,7 +216,7 @@ impl ServiceController {
         version
     }
 
-    /// Compares all Services with their slices, and writes the changes of those that are not paused.
+    /// Compares all Services with their slices, and writes the changes for those that are not paused.
     async fn round(&self, version: Version, backoff: &mut Backoff) {
         let (services, mut pods, mut slices) =
             (self.services.all(), by_namespace(&self.pods.all()), by_service(self.slices.all()));
@@ -253,7 +253,7 @@ impl ServiceController {
         self.report(refused).await;
     }
 
-    /// Writes the changes of one Service. It stops if the API server does not answer.
+    /// Writes the changes for one Service. It stops if the API server does not answer.
     async fn act(
         &self,
         version: Version,
@@ -388,7 +388,7 @@ where
     }
 }
 
-/// Whether the slice of this name belongs to another controller or to another Service.
+/// Whether the slice with this name belongs to another controller or to another Service.
 async fn is_foreign<const BETA: bool>(api: &Api<SliceObject<BETA>>, ours: &Slice) -> bool
 where
     SliceObject<BETA>: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -418,7 +418,7 @@ fn by_namespace(pods: &[Arc<Backend>]) -> BTreeMap<String, Vec<Arc<Backend>>> {
     all
 }
 
-/// Reason why the version of EndpointSlices could not be detected.
+/// Why the EndpointSlice version could not be detected.
 #[derive(Debug, Error)]
 enum VersionError {
     /// The API server returned an error or cannot be reached.
@@ -429,7 +429,7 @@ enum VersionError {
     None,
 }
 
-/// Detects the version of EndpointSlices: `v1` requires Kubernetes 1.21.
+/// Detects the EndpointSlice version: `v1` requires Kubernetes 1.21.
 async fn version(client: &Client) -> Result<Version, VersionError> {
     let groups = client.list_api_groups().await.map_err(VersionError::Api)?;
     let versions = groups.groups.into_iter().filter(|group| group.name == "discovery.k8s.io");

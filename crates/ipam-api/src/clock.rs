@@ -1,4 +1,4 @@
-//! Wall clock of leases: milliseconds since 1970.
+//! Wall clock for leases: milliseconds since 1970.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

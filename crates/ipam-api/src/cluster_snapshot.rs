@@ -1,6 +1,6 @@
-//! Snapshot of the addresses of a cluster: pools, blocks, nodes, and pods with their network-status.
+//! Snapshot of a cluster's addresses: pools, blocks, nodes, and pods with their network-status.
 //!
-//! It changes nothing. [`super::findings`] reports inconsistencies of a snapshot.
+//! It changes nothing. [`super::findings`] reports inconsistencies in a snapshot.
 
 pub(crate) mod address_use;
 
@@ -30,23 +30,24 @@ use kube_support::cache::{Cache, follow};
 use kube_support::custom_resources::IPPoolStatus;
 use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
 
-/// Number of objects in a page.
+/// How many objects a page has.
 const PAGE: u32 = 500;
-/// Maximum number of addresses of a pod. A network-status is untrusted: every user that can change the pod can write it.
+/// Maximum number of addresses on a pod. A network-status is untrusted: every user that can change the pod
+/// can write it.
 const ADDRESSES_MAX: usize = 256;
-/// Maximum length of the name of an interface, in bytes.
+/// Maximum length for an interface name, in bytes.
 const INTERFACE_MAX: usize = 15;
-/// Timeout of the first list of watched objects.
+/// Timeout for the first list of watched objects.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
 /// Snapshot of a cluster.
 #[derive(Debug, Default)]
 pub struct ClusterSnapshot {
-    /// The pools.
+    /// All pools, valid or not.
     pub pools: Vec<PoolObject>,
     /// The blocks and single addresses.
     pub blocks: Vec<BlockObject>,
-    /// The nodes, and whether each is out of service.
+    /// Nodes by name, and whether each is out of service.
     pub nodes: BTreeMap<String, bool>,
     /// The pods, by namespace and name.
     pub pods: BTreeMap<Key, Holder>,
@@ -58,15 +59,15 @@ pub struct ClusterSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
-    /// Namespace.
+    /// Namespace that the pod is in.
     pub namespace: String,
-    /// Name.
+    /// Pod name.
     pub name: String,
-    /// Uid.
+    /// Pod uid.
     pub uid: String,
-    /// Node.
+    /// Node that the pod is on.
     pub node: String,
-    /// Address, interface and network of each attachment.
+    /// Address, interface and network for each attachment.
     pub addresses: Vec<(IpAddr, String, String)>,
 }
 
@@ -78,21 +79,21 @@ struct Shown {
     ips: Vec<String>,
 }
 
-/// Failure of a snapshot.
+/// Why a snapshot could not be taken.
 #[derive(Debug, Error)]
 pub enum SnapshotError {
     /// The API server refuses a list, or cannot be reached.
     #[error("list {kind}: {}", api_error::describe(.error))]
     List {
-        /// The kind of the objects, in the plural.
+        /// Kind that was listed, in the plural.
         kind: &'static str,
-        /// The error of the API.
+        /// What the API server or the client reported.
         error: kube::Error,
     },
     /// Watched objects were not listed in time.
     #[error("list {kind}: no response within {} s", LIST_MAX.as_secs())]
     Late {
-        /// The kind of the objects, in the plural.
+        /// Kind that was listed, in the plural.
         kind: &'static str,
     },
 }
@@ -115,7 +116,8 @@ where
 }
 
 impl ClusterSnapshot {
-    /// Lists everything. Blocks are listed before nodes and pods, so that a pod of a listed block is listed, too.
+    /// Lists everything. Blocks are listed before nodes and pods, so that if a block is listed, its pods are,
+    /// too.
     pub async fn take(client: &Client) -> Result<ClusterSnapshot, SnapshotError> {
         let ClusterSnapshot { pools, blocks, .. } = ClusterSnapshot::of_objects(client).await?;
         Ok(ClusterSnapshot { pools, blocks, ..ClusterSnapshot::of_pods(client).await? })
@@ -144,7 +146,7 @@ impl ClusterSnapshot {
         Ok(ClusterSnapshot { nodes, pods: followed.pods.all().into_iter().map(pod).collect(), ..snapshot })
     }
 
-    /// Lists the pods of a namespace.
+    /// Lists the pods in a namespace.
     pub async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, SnapshotError> {
         let pods = list(Api::<ShownPod>::namespaced(client.clone(), namespace), "pods").await?;
         Ok(pods.into_iter().map(ShownPod::reduce).collect())
@@ -156,7 +158,7 @@ impl ClusterSnapshot {
         Ok(ClusterSnapshot { pools, blocks, ..ClusterSnapshot::default() })
     }
 
-    /// Returns the pool of this name.
+    /// Returns the pool with this name.
     pub fn pool(&self, name: &str) -> Option<&PoolObject> {
         self.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name))
     }
@@ -166,7 +168,7 @@ impl ClusterSnapshot {
         self.ranges().into_iter().filter(|(range, _)| range.contains(&ip)).map(|(_, pool)| pool).collect()
     }
 
-    /// Returns the addresses of a pool that pods show.
+    /// Returns the pool addresses that pods show.
     pub fn used_of(&self, pool: &str) -> &BTreeSet<IpAddr> {
         static NONE: BTreeSet<IpAddr> = BTreeSet::new();
         let count = || {
@@ -193,12 +195,12 @@ impl ClusterSnapshot {
         ranges
     }
 
-    /// Returns the valid objects of a pool.
+    /// Returns a pool's valid objects.
     pub fn objects_of(&self, pool: &str) -> impl Iterator<Item = IpBlock> {
         self.blocks.iter().filter(move |block| block.spec.pool == pool).filter_map(BlockObject::object)
     }
 
-    /// Returns the status of a pool: its layout and its use.
+    /// Returns a pool's status: its layout and how much is used.
     pub fn status_of(&self, pool: &PoolObject) -> IPPoolStatus {
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let grid = pool.grid().ok().flatten();
@@ -240,7 +242,7 @@ impl ClusterSnapshot {
 
 // === watched pods and nodes ===
 
-/// Watched pods and nodes in reduced form: the whole objects of a large cluster are gigabytes.
+/// Watched pods and nodes in reduced form: the whole objects in a large cluster are gigabytes.
 pub struct Followed {
     pods: Arc<Cache<Holder>>,
     nodes: Arc<Cache<NodeHealth>>,
@@ -274,7 +276,7 @@ impl Followed {
     }
 }
 
-/// Pod of which only the identity and the shown addresses are kept.
+/// Pod reduced to its identity and the addresses that it shows.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct ShownPod(PodObject);

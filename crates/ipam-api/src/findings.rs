@@ -1,4 +1,4 @@
-//! Findings: inconsistencies in the addresses of a cluster. This module only reports them.
+//! Findings: inconsistencies in a cluster's addresses. This module only reports them.
 //!
 //! | kind | inconsistency |
 //! |---|---|
@@ -22,17 +22,17 @@ use crate::cluster_snapshot::{ClusterSnapshot, Holder};
 use crate::ip_objects::BlockObject;
 use crate::store_name::other_directory;
 
-/// Maximum number of objects that are reported to contain the same object, so that the number of findings is not quadratic
-/// in the number of objects.
+/// Maximum number of objects that are reported to contain the same object; otherwise findings could grow with
+/// the square of the object count.
 const AROUND_MAX: usize = 8;
 
-/// Inconsistency of the cluster's addresses.
+/// Inconsistency in the cluster's addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// Kind, one word.
+    /// Finding kind, one word.
     pub what: &'static str,
-    /// Object.
+    /// Object that the finding is about.
     pub object: String,
     /// Reason, one sentence.
     pub why: String,
@@ -49,7 +49,7 @@ impl ClusterSnapshot {
         findings
     }
 
-    /// Adds invalid objects, and objects of nodes that are gone.
+    /// Adds invalid objects, and objects whose node is gone.
     fn invalid_objects(&self, findings: &mut Vec<Finding>) {
         for pool in &self.pools {
             let object = format!("ippool {}", pool.metadata.name.as_deref().unwrap_or_default());
@@ -85,7 +85,7 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Adds pairs of objects with a common address that is not a reserved address of the outer one.
+    /// Adds pairs of objects that share an address which is not reserved in the outer one.
     fn duplicate_objects(&self, findings: &mut Vec<Finding>) {
         let space =
             |pool: &str| self.pool(pool).map(|pool| pool.spec.network_name.clone()).unwrap_or_default();
@@ -127,7 +127,8 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Adds pairs of pods with the same address of a pool, and addresses that are not of their pod's node.
+    /// Adds pairs of pods that have the same pool address, and addresses that do not belong to their pod's
+    /// node.
     fn duplicate_and_stray_addresses(&self, findings: &mut Vec<Finding>) {
         let mut seen: BTreeMap<(IpAddr, Vec<&str>, &str), &Holder> = BTreeMap::new();
         for AddressUse { pod, ip, network, pools, lessor } in AddressUse::all(self) {
@@ -192,7 +193,7 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Returns the uids of all pods.
+    /// Returns all pod uids.
     pub fn uids(&self) -> HashSet<&str> {
         self.pods.values().map(|pod| pod.uid.as_str()).collect()
     }

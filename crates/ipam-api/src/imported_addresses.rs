@@ -1,8 +1,9 @@
 //! Imported addresses in the cluster: their labels, and the pools that have some.
 //!
-//! - The sandbox of a pod is created again on the same node. So an agent finds the claims of its pods in its watch of this
-//!   node's IPBlocks: an imported address that no node leases has the label of the pod's node.
-//! - A pod that is created again under the same name may be on another node. Its claim is found by [`IMPORTED_LABEL`].
+//! - A pod's sandbox is created again on the same node. So an agent finds its pods' claims in its watch on
+//!   this node's IPBlocks: an imported address that no node leases has a label with the pod's node.
+//! - A pod that is created again under the same name may be on another node. Its claim is found by
+//!   [`IMPORTED_LABEL`].
 //! - A pool with imported addresses has the same label, so that nodes ask for claims only in such pools.
 
 use ipnet::IpNet;
@@ -14,17 +15,17 @@ use crate::imported_claim::ImportedClaim;
 use crate::ip_objects::{BlockObject, IMPORTED_LABEL, POOL_LABEL, PoolObject, kind_of, label, label_of_pod};
 use kube_support::resources::Reduced;
 
-/// Value of the label of a pool.
+/// Value that the label has on a pool.
 const IS_IMPORTED: &str = "true";
 
-/// Returns the request that lists the imported addresses of a pod in a pool, on whichever node it was. The response may
-/// come from the cache of the API server: an import precedes the pods that need it.
+/// Returns the request that lists a pod's imported addresses in a pool, on whichever node it was. The
+/// response may come from the API server's cache: an import precedes the pods that need it.
 pub fn addresses_of(pool: &str, namespace: &str, pod: &str) -> ListParams {
     let (pool, pod) = (label(pool), label_of_pod(namespace, pod));
     ListParams::default().labels(&format!("{POOL_LABEL}={pool},{IMPORTED_LABEL}={pod}")).match_any()
 }
 
-/// Returns the label selector of the pools with imported addresses, for a watch.
+/// Returns the label selector for pools with imported addresses, for a watch.
 pub fn pools_with_imported() -> String {
     format!("{IMPORTED_LABEL}={IS_IMPORTED}")
 }
@@ -39,7 +40,7 @@ pub fn is_imported(block: &BlockObject) -> bool {
     ImportedClaim::parse(&block.spec.claim).is_some()
 }
 
-/// Sets or removes the label of a pool.
+/// Sets or removes a pool's label.
 ///
 /// # Errors
 /// The pool was changed since it was read, or the API server refuses the request or cannot be reached.
@@ -62,14 +63,14 @@ pub async fn set_label(
 /// Pool, reduced to what tells whether a network uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPool {
-    /// Name.
+    /// Pool name.
     pub name: String,
     network: String,
     range: Option<IpNet>,
 }
 
 impl NamedPool {
-    /// Whether a network with this reference uses the pool: by its name, or because the pool contains its range.
+    /// Whether a network with this reference uses the pool: by name, or because the pool contains its range.
     pub fn serves(&self, wanted: &PoolReference) -> bool {
         let contains = self.range.is_some_and(|range| range.contains(&wanted.range));
         self.name == wanted.name || !wanted.must_exist && self.network == wanted.network && contains

@@ -6,24 +6,24 @@
 //!
 //! [`super::imported_addresses`] finds such claims in the cluster.
 
-/// Prefix of the name of such a claim.
+/// Prefix that such a claim's name has.
 const PREFIX: &str = "imported/";
 
-/// Claim of an imported address.
+/// Claim on an imported address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportedClaim {
-    /// Namespace of the pod.
+    /// Namespace that the pod is in.
     pub namespace: String,
-    /// Name of the pod.
+    /// Pod name.
     pub pod: String,
     /// Interface in the pod; empty if it is unknown.
     pub interface: String,
-    /// Node of the pod when the address was imported.
+    /// Node that the pod was on when the address was imported.
     pub node: String,
 }
 
 impl ImportedClaim {
-    /// Reads the name of a claim; `None` for a claim of another kind.
+    /// Reads a claim's name; `None` for another kind of claim.
     pub fn parse(claim: &str) -> Option<ImportedClaim> {
         let mut parts = claim.strip_prefix(PREFIX)?.split('/').map(str::to_owned);
         let mut part = || parts.next().unwrap_or_default();
@@ -31,13 +31,13 @@ impl ImportedClaim {
         Some(claim).filter(|claim| !claim.namespace.is_empty() && !claim.pod.is_empty())
     }
 
-    /// Returns the name of the claim.
+    /// Returns the claim's name.
     pub fn name(&self) -> String {
         let ImportedClaim { namespace, pod, interface, node } = self;
         format!("{PREFIX}{namespace}/{pod}/{interface}/{node}")
     }
 
-    /// Whether the claim is of this interface of a pod.
+    /// Whether the claim is for this interface on a pod.
     pub fn is_of(&self, namespace: &str, pod: &str, interface: &str) -> bool {
         let is_interface = self.interface.is_empty() || self.interface == interface;
         self.namespace == namespace && self.pod == pod && is_interface

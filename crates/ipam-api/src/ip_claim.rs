@@ -1,4 +1,5 @@
-//! IPAMClaims of the multi-network specification: addresses that a workload keeps when its pods are replaced.
+//! IPAMClaims from the multi-network specification: addresses that a workload keeps when its pods are
+//! replaced.
 //!
 //! ```text
 //!   pod: ipam-claim-reference ──► IPAMClaim, read ──► its interface? its addresses, if it has any
@@ -34,9 +35,9 @@ use kube_support::custom_resources::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, 
 use kube_support::lookup::ASK_MAX;
 use kube_support::resource;
 
-/// Prefix of a claim's name in a lease.
+/// Prefix that a claim's name has in a lease.
 pub const OF_CLAIM: &str = "claim/";
-/// Type of the condition that tells whether addresses are allocated.
+/// Condition type that tells whether addresses are allocated.
 const CONDITION: &str = "IPsAllocated";
 
 /// Claim as it comes from the API.
@@ -55,15 +56,15 @@ resource!(ClaimObject as IPAMClaim);
 #[derive(Debug, Error)]
 #[error("ipamclaim {namespace}/{name}: {fault}")]
 pub struct ClaimError {
-    /// The namespace of the claim.
+    /// Namespace that the claim is in.
     pub namespace: String,
-    /// The name of the claim.
+    /// Claim name.
     pub name: String,
-    /// The fault of the claim.
+    /// Why it cannot be used.
     pub fault: ClaimFault,
 }
 
-/// Fault of a claim.
+/// Why a claim cannot be used.
 #[derive(Debug, Error)]
 pub enum ClaimFault {
     /// There is no such object.
@@ -75,20 +76,20 @@ pub enum ClaimFault {
     /// The API server did not answer in time.
     #[error("the API server did not answer in time")]
     Late,
-    /// The claim is of another interface than the pod requests.
+    /// The claim is for another interface than the pod requests.
     #[error("spec.interface: {interface}: the pod requests it for {asked}")]
     Interface {
-        /// The interface of the claim.
+        /// Interface in the claim.
         interface: String,
-        /// The requested interface.
+        /// Interface that the pod requests.
         asked: String,
     },
-    /// An entry of the status is not an address.
+    /// An entry in the status is not an address.
     #[error("status.ips: {0:?}: not an address")]
     Address(String),
 }
 
-/// Claim of an allocation request.
+/// Claim that an allocation request names.
 pub struct Claim {
     api: Api<ClaimObject>,
     namespace: String,
@@ -105,7 +106,7 @@ impl Claim {
     /// Reads the claim that a request names; `None` if the request names no IPAMClaim.
     ///
     /// # Errors
-    /// The claim does not exist, or is of another interface.
+    /// The claim does not exist, or is for another interface.
     pub async fn of(client: &Client, request: &AllocateRequest) -> Result<Option<Claim>, ClaimError> {
         let Some((namespace, name)) =
             request.claim.strip_prefix(OF_CLAIM).and_then(|claim| claim.split_once('/'))
@@ -135,7 +136,7 @@ impl Claim {
         format!("ipamclaim {}/{}", self.namespace, self.name)
     }
 
-    /// Returns the address of a pool that the status contains.
+    /// Returns the pool address that the status contains.
     ///
     /// # Errors
     /// An entry is not an address.
@@ -153,8 +154,9 @@ impl Claim {
         Ok(None)
     }
 
-    /// Returns an address of the status that the network of a request cannot allocate: of the family of its range, outside
-    /// of it, and not allocated to the claim from another range of the same interface.
+    /// Returns an address in the status that the requesting network cannot allocate: it has the same family
+    /// as the network's range, but is outside and was not allocated to the claim from another range on the
+    /// same interface.
     ///
     /// # Errors
     /// An entry is not an address, or the IPBlocks cannot be read.
@@ -187,7 +189,7 @@ impl Claim {
         Ok(outside.into_iter().find(|ip| !is_allocated(ip)))
     }
 
-    /// Writes the outcome of an allocation into the status, if it changes the status.
+    /// Writes the allocation's outcome into the status, if it changes the status.
     pub async fn update_status(&self, range: IpNet, pod: &str, outcome: Result<IpAddr, &str>) {
         let IPAMClaimStatus { ips, owner_pod, conditions } = &self.object.status;
         let address = |text: &String| text.split('/').next().and_then(|ip| ip.parse::<IpAddr>().ok());

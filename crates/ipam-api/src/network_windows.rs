@@ -1,13 +1,15 @@
-//! Windows of networks: the addresses that each network may allocate, and warnings about windows that are too small.
+//! Network windows: the addresses that each network may allocate, and warnings about windows that are too
+//! small.
 //!
 //! | kind | warning |
 //! |---|---|
-//! | `nearly-full` | of the window's addresses, at most a tenth is free |
+//! | `nearly-full` | at most a tenth of the window's addresses is free |
 //! | `few` | there are fewer than four addresses for each node, so that the network uses single addresses |
 //! | `uneven` | a network has an IPv6 window that is smaller than its IPv4 window, and so limits its pods |
-//! | `outside` | a pod of the network has an address outside of the window: the definition was changed |
+//! | `outside` | a pod on the network has an address outside of the window: the definition was changed |
 //!
-//! Network and broadcast address, gateway and exclusions are not in a window. Each pod has one address of each range set.
+//! Network and broadcast address, gateway and exclusions are not in a window. Each pod has one address from
+//! each range set.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,24 +19,24 @@ use ipam::AddressFilter;
 use crate::cluster_snapshot::ClusterSnapshot;
 use crate::findings::Finding;
 
-/// Number of addresses for each node below which a window has no blocks.
+/// Minimum number of addresses for each node; with fewer, a window has no blocks.
 const FOR_NODE: u128 = 4;
-/// Divisor of a window: the part that is free if it is nearly full.
+/// Divisor for a window: the part that is free if it is nearly full.
 const NEARLY: u128 = 10;
 
-/// Window of a range set of a network.
+/// Window for one of a network's range sets.
 #[derive(Clone, Debug)]
 pub struct NetworkWindow {
-    /// Namespace and name of the definition.
+    /// The definition's namespace and name.
     pub network: String,
-    /// Index of the range set.
+    /// Range set index.
     pub set: usize,
     /// Addresses that the network may allocate, by pool.
     pub filters: Vec<(String, AddressFilter)>,
 }
 
 impl NetworkWindow {
-    /// Number of addresses.
+    /// Returns how many addresses it has.
     fn size(&self) -> u128 {
         self.filters.iter().map(|(_, filter)| filter.count()).fold(0, u128::saturating_add)
     }
@@ -101,7 +103,7 @@ impl ClusterSnapshot {
         })
     }
 
-    /// Returns warnings about pods with addresses outside of the windows of their network.
+    /// Returns warnings about pods that have addresses outside of their network's windows.
     fn outside(&self, network: &str, sets: &[&NetworkWindow]) -> Vec<Finding> {
         let mut found = Vec::new();
         for pod in self.pods.values() {
@@ -131,7 +133,7 @@ impl ClusterSnapshot {
     }
 }
 
-/// Returns a warning if the IPv6 window of a network is smaller than its IPv4 window.
+/// Returns a warning if a network's IPv6 window is smaller than its IPv4 window.
 fn uneven(sets: &[&NetworkWindow]) -> Option<(&'static str, String)> {
     let smallest =
         |is_ipv6: bool| sets.iter().filter(|set| set.is_ipv6() == is_ipv6).min_by_key(|set| set.size());

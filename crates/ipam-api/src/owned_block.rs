@@ -1,14 +1,14 @@
-//! Reduced form of an IPBlock for the node that leases it.
+//! IPBlock reduced to what the node that leases it needs.
 
 use ipam::IpBlock;
 use kube_support::resources::Reduced;
 
 use crate::ip_objects::BlockObject;
 
-/// Block of this node, with the name of its pool.
+/// Block that this node leases, with its pool's name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedBlock {
-    /// Name of the pool.
+    /// Pool name.
     pub pool: String,
     /// Block or single address.
     pub object: IpBlock,

@@ -1,9 +1,9 @@
-//! Usage of a pool: how many of the addresses that can be allocated are used, in quarantine and free.
+//! Pool usage: how many allocatable addresses are used, in quarantine and free.
 //!
-//! - The network address of a subnet, the broadcast address and the exclusions of the pool never count.
+//! - A subnet's network address, the broadcast address and the pool's exclusions never count.
 //! - `used` are the addresses that pods show, nodes lease as single addresses, or claims keep.
-//! - Addresses in quarantine are counted as far as the cluster knows them: released single addresses. Only its node knows
-//!   those of a block.
+//! - Addresses in quarantine are counted as far as the cluster knows them: released single addresses. Those
+//!   in a block are only known to its node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,24 +14,24 @@ use crate::clock::now;
 use crate::cluster_snapshot::ClusterSnapshot;
 use crate::ip_objects::PoolObject;
 
-/// Quarantine of a network that does not set one, in milliseconds.
+/// Quarantine for a network that does not set one, in milliseconds.
 const QUARANTINE: u64 = 60_000;
 
-/// Usage of a pool.
+/// How a pool is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// Number of addresses that can be allocated; `u64::MAX` if there are more.
+    /// How many addresses can be allocated; `u64::MAX` if there are more.
     pub size: u64,
-    /// Number of used addresses.
+    /// How many addresses are used.
     pub used: u64,
-    /// Number of addresses that are known to be in quarantine.
+    /// How many addresses are known to be in quarantine.
     pub quarantined: u64,
-    /// Number of leased blocks by node.
+    /// How many blocks each node leases.
     pub blocks: BTreeMap<String, u64>,
 }
 
 impl PoolUsage {
-    /// Counts the usage of a pool.
+    /// Counts how a pool is used.
     pub fn of(snapshot: &ClusterSnapshot, pool: &PoolObject) -> PoolUsage {
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let mut usage = PoolUsage { size: size(pool), ..PoolUsage::default() };
@@ -51,13 +51,13 @@ impl PoolUsage {
         usage
     }
 
-    /// Number of addresses that are neither used nor in quarantine.
+    /// Returns how many addresses are neither used nor in quarantine.
     pub fn free(&self) -> u64 {
         self.size.saturating_sub(self.used).saturating_sub(self.quarantined)
     }
 }
 
-/// Number of addresses that the pool can allocate; 0 if its spec is invalid.
+/// Returns how many addresses the pool can allocate; 0 if its spec is invalid.
 fn size(pool: &PoolObject) -> u64 {
     let range = pool.spec.range.parse().ok().and_then(|subnet| Range::of_any_size(subnet, None, None).ok());
     let filter = range.zip(pool.exclude().ok()).map(|(range, exclude)| AddressFilter::new(range, &exclude));

@@ -1,4 +1,4 @@
-//! Claim of a virtual machine of KubeVirt: it keeps an address over restart and live migration of the machine.
+//! Claim for a KubeVirt virtual machine: it keeps an address when the machine restarts or migrates live.
 //!
 //! ```text
 //!   vm/NAMESPACE/MACHINE/NETWORK/INTERFACE
@@ -27,33 +27,33 @@ use kube_support::api_error;
 use kube_support::lookup::{ASK_MAX, LookupError, ask};
 use kube_support::resources::PodObject;
 
-/// Prefix of the claim's name in a lease.
+/// Prefix that the claim's name has in a lease.
 pub const OF_MACHINE: &str = "vm/";
 
-/// Claim of a virtual machine.
+/// Claim for a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MachineClaim {
-    /// Namespace of the machine and its pods.
+    /// Namespace that the machine and its pods are in.
     pub namespace: String,
-    /// Name of the machine.
+    /// Machine name.
     pub machine: String,
 }
 
-/// Reason why a pod does not get the address of a virtual machine.
+/// Why a pod does not get a virtual machine's address.
 #[derive(Debug, Error)]
 #[error("pod {namespace}/{pod}: virtual machine {machine}: {fault}")]
 pub struct MachineError {
-    /// Namespace of the pod.
+    /// Namespace that the pod is in.
     pub namespace: String,
-    /// Name of the pod.
+    /// Pod name.
     pub pod: String,
-    /// Name of the machine.
+    /// Machine name.
     pub machine: String,
-    /// The fault.
+    /// What is wrong.
     pub fault: MachineFault,
 }
 
-/// Fault of a pod of a virtual machine.
+/// What is wrong with a pod that should run a virtual machine.
 #[derive(Debug, Error)]
 pub enum MachineFault {
     /// The pod could not be read.
@@ -77,7 +77,7 @@ pub enum MachineFault {
 }
 
 impl MachineClaim {
-    /// Reads the name of a claim; `None` for a claim of another kind.
+    /// Reads a claim's name; `None` for another kind of claim.
     pub fn parse(claim: &str) -> Option<MachineClaim> {
         let (namespace, rest) = claim.strip_prefix(OF_MACHINE)?.split_once('/')?;
         let (machine, _) = rest.split_once('/')?;
@@ -85,7 +85,7 @@ impl MachineClaim {
         Some(MachineClaim { namespace, machine }).filter(|claim| !claim.machine.is_empty())
     }
 
-    /// Checks that the pod of a request runs the machine. `pod` is the pod, if the agent knows it.
+    /// Checks that the pod in a request runs the machine. `pod` is the pod, if the agent knows it.
     ///
     /// # Errors
     /// The pod does not run the machine, or that is unknown.
@@ -140,7 +140,8 @@ fn instances(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
-/// Returns the machines of the cluster, running or not; none if it has no KubeVirt, `None` if it denies access.
+/// Returns the machines in the cluster, running or not; none if it has no KubeVirt, `None` if it denies
+/// access.
 ///
 /// # Errors
 /// The API server refuses the request for another reason, or cannot be reached.
@@ -169,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// Pod of a machine as KubeVirt creates it, with these owner references.
+    /// Pod that KubeVirt creates for a machine, with these owner references.
     fn launcher(namespace: &str, owners: &Value) -> Pod {
         let object = json!({
             "metadata": {

@@ -1,8 +1,8 @@
-//! Descriptions of API errors for people: the message of the API server, or the address of a server that did not answer.
+//! API errors described for people: the API server's message, or the address of a server that did not answer.
 //!
-//! - The errors of every client pass through [`by`], so that an error without a response names its server.
+//! - Every client's errors pass through [`by`], so that an error without a response names its server.
 //! - [`describe`] alone makes the text: the library's own text omits the innermost cause.
-//! - [`failure`] adds the next step of a person.
+//! - [`failure`] adds what a person can do next.
 
 use std::error::Error;
 use std::fmt;
@@ -13,20 +13,20 @@ use tower::BoxError;
 
 use cli_support::failure::Failure;
 
-/// Body of the API server's response for a resource that is not installed.
+/// Body with which the API server answers if a resource is not installed.
 const UNKNOWN_KIND: &str = "404 page not found";
-/// Error texts of libraries that add nothing to their causes.
+/// Error texts from libraries that add nothing to their causes.
 const EMPTY_WORDS: [&str; 4] =
     ["client error (Connect)", "client error (SendRequest)", "tcp connect error", "dns error"];
 
-/// Error of a server that did not answer.
+/// A server did not answer.
 #[derive(Debug)]
 struct NoResponse {
     server: String,
     cause: BoxError,
 }
 
-/// Returns the error with the address of its server.
+/// Returns the error with its server's address.
 pub(super) fn by(server: &str, cause: BoxError) -> BoxError {
     if cause.is::<kube::Error>() || cause.is::<NoResponse>() {
         return cause;
@@ -34,7 +34,7 @@ pub(super) fn by(server: &str, cause: BoxError) -> BoxError {
     Box::new(NoResponse { server: server.trim_end_matches('/').to_owned(), cause })
 }
 
-/// Returns the description of an error, as the end of a sentence.
+/// Returns an error's description, as the end of a sentence.
 pub fn describe(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => match status.message.trim() {
@@ -55,7 +55,7 @@ pub fn describe(error: &kube::Error) -> String {
     }
 }
 
-/// Returns the failure of a request that a person made, with the next step: `step: …`.
+/// Returns the failure for a request that a person made, with the next step: `step: …`.
 pub fn failure(step: impl fmt::Display, error: &kube::Error) -> Failure {
     let failure = Failure::new(format!("{step}: {}", describe(error)));
     match next_step(error) {
@@ -86,7 +86,7 @@ fn next_step(error: &kube::Error) -> Option<&'static str> {
     }
 }
 
-/// Returns the description of a watch's error.
+/// Returns a description for an error that ended a watch.
 pub fn describe_watch(error: &watcher::Error) -> String {
     use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
     let status = match (answer(error), error) {
@@ -102,7 +102,7 @@ pub fn describe_watch(error: &watcher::Error) -> String {
     }
 }
 
-/// Returns the answer of the API server that ended a watch, if it answered.
+/// Returns the API server's answer that ended a watch, if it answered.
 fn answer(error: &watcher::Error) -> Option<&Status> {
     use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
     match error {
@@ -114,7 +114,8 @@ fn answer(error: &watcher::Error) -> Option<&Status> {
     }
 }
 
-/// Whether the API server refuses the user of a watch: repetitions are refused, too, until the right is granted.
+/// Whether the API server refuses the watching user: repetitions are refused, too, until the right is
+/// granted.
 #[must_use]
 pub fn is_refusal(error: &watcher::Error) -> bool {
     answer(error).is_some_and(|status| matches!(status.code, 401 | 403))

@@ -1,10 +1,11 @@
-//! Cache of the objects of one kind, filled by a list and a watch of the API.
+//! Cache for one kind of object, filled by listing and watching the API.
 //!
 //! - A new list replaces the old one when it is complete.
-//! - While the API server cannot be reached, the last known state is served, and its age is known ([`liveness`]).
+//! - While the API server cannot be reached, the last known state is served, and its age is known
+//!   ([`liveness`]).
 //! - A list or watch that stops fails within 30 s (`client::transport`), and is requested again.
-//! - A consumer that handles each object on its own follows the keys of changed objects ([`ChangedKeys`]).
-//! - An event of the watch takes precedence over the response of a concurrent request ([`pending_lookup`]).
+//! - A consumer that handles each object on its own follows the changed keys ([`ChangedKeys`]).
+//! - A watch event takes precedence over the response to a concurrent request ([`pending_lookup`]).
 
 pub mod changed_keys;
 pub mod followed;
@@ -32,13 +33,13 @@ use crate::cache::liveness::Liveness;
 use crate::cache::pending_lookup::{Lookups, PendingLookup};
 use crate::resources::{Key, Reduced, key};
 
-/// Time without an event after which a list that is not complete is requested again. It is longer than the deadlines of the
-/// client for one page of a list, which name the reason.
+/// Time without an event after which a list that is not complete is requested again. It is longer than the
+/// client's deadlines for one list page, which name the reason.
 const LIST_MAX: Duration = Duration::from_secs(180);
 /// Interval between log lines about a cache that stays without the API server.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Cache of the objects of one kind.
+/// Cache for one kind of object.
 #[derive(Debug)]
 pub struct Cache<T> {
     kind: &'static str,
@@ -50,11 +51,11 @@ pub struct Cache<T> {
 #[derive(Debug)]
 struct State<T> {
     objects: BTreeMap<Key, Arc<T>>,
-    /// Objects of a list that is not complete yet.
+    /// Objects in a list that is not complete yet.
     incoming: BTreeMap<Key, Arc<T>>,
     /// Lookups in progress.
     lookups: BTreeMap<Key, Lookups>,
-    /// Consumers of the keys of changed objects.
+    /// Consumers that want to know which keys changed.
     consumers: Consumers,
 }
 
@@ -75,7 +76,7 @@ impl<T: PartialEq> Cache<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the name of the kind.
+    /// Returns the kind's name.
     pub fn kind(&self) -> &'static str {
         self.kind
     }
@@ -90,7 +91,7 @@ impl<T: PartialEq> Cache<T> {
         self.state().objects.values().cloned().collect()
     }
 
-    /// Returns the objects of a namespace.
+    /// Returns the objects in a namespace.
     pub fn of_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
         let first: Key = (namespace.to_owned(), String::new());
         let state = self.state();
@@ -98,7 +99,7 @@ impl<T: PartialEq> Cache<T> {
         all.map(|(_, object)| Arc::clone(object)).collect()
     }
 
-    /// Returns the keys of all objects.
+    /// Returns all keys.
     pub fn keys(&self) -> Vec<Key> {
         self.state().objects.keys().cloned().collect()
     }
@@ -108,7 +109,7 @@ impl<T: PartialEq> Cache<T> {
         self.state().objects.iter().map(|(key, object)| (key.clone(), Arc::clone(object))).collect()
     }
 
-    /// Returns the number of objects.
+    /// Returns how many objects there are.
     pub fn count(&self) -> usize {
         self.state().objects.len()
     }
@@ -123,12 +124,12 @@ impl<T: PartialEq> Cache<T> {
         self.liveness.age()
     }
 
-    /// Returns a receiver of changes.
+    /// Returns a receiver that is notified of changes.
     pub fn changes(&self) -> Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Returns the keys of the objects that change from now on. [`Cache::changes`] tells when there are some.
+    /// Returns the keys whose object changes from now on. [`Cache::changes`] tells when there are some.
     pub fn changed_keys(&self) -> ChangedKeys {
         self.state().consumers.add()
     }
@@ -149,12 +150,12 @@ impl<T: PartialEq> Cache<T> {
         let _ = changes.wait_for(|_| self.is_synced()).await;
     }
 
-    /// Begins a lookup or a write of an object. Call it before the request; the result takes the response.
+    /// Begins a lookup or a write for an object. Call it before the request; the result takes the response.
     pub fn ask(&self, key: Key) -> PendingLookup<'_, T> {
         PendingLookup::begin(self, key)
     }
 
-    /// Applies an event of the watch. The result is whether the cache has changed.
+    /// Applies a watch event. The result is whether the cache has changed.
     fn take<K: Reduced<Form = T>>(&self, event: Event<K>) -> bool {
         let mut state = self.state();
         match event {
@@ -198,7 +199,7 @@ impl<T: PartialEq> Cache<T> {
         }
     }
 
-    /// Records a failure of the watch.
+    /// Records that the watch failed.
     fn fail(&self, error: &watcher::Error) {
         self.fail_because(&api_error::describe_watch(error));
     }
@@ -215,7 +216,7 @@ impl<T: PartialEq> Cache<T> {
 }
 
 impl<T> State<T> {
-    /// Records an event of the watch for the lookups of an object.
+    /// Records a watch event for the lookups on an object.
     fn record_event(&mut self, key: &Key) {
         if let Some(lookups) = self.lookups.get_mut(key) {
             lookups.record_event();
@@ -223,9 +224,10 @@ impl<T> State<T> {
     }
 }
 
-/// Keeps a cache up to date until the process ends. The list is read again if the watch missed events (410 Gone).
+/// Keeps a cache up to date until the process ends. The list is read again if the watch missed events (410
+/// Gone).
 ///
-/// `api` selects all objects, or those of a namespace: `Api::all`.
+/// `api` selects all objects, or those in a namespace: `Api::all`.
 pub async fn follow<K>(
     client: Client,
     api: impl FnOnce(Client) -> Api<K>,
@@ -242,7 +244,7 @@ pub async fn follow<K>(
     }
 }
 
-/// Applies the events of lists and watches.
+/// Applies list and watch events.
 async fn events<K>(api: Api<K>, selection: watch::Config, cache: &Cache<K::Form>)
 where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,

@@ -1,7 +1,7 @@
-//! Clients of the Kubernetes API, from a kubeconfig or with the service account of this pod.
+//! Clients for the Kubernetes API, from a kubeconfig or with this pod's service account.
 //!
-//! A request fails if the server does not begin its response in time, or if the response stops ([`mod@transport`]). The client
-//! reads rotated tokens again.
+//! A request fails if the server does not begin its response in time, or if the response stops
+//! ([`mod@transport`]). The client reads rotated tokens again.
 
 pub(crate) mod transport;
 
@@ -22,13 +22,14 @@ use super::credentials;
 use crate::api_error;
 use cli_support::failure::Failure;
 
-/// Maximum size of a response with a single object, in bytes. The API server stores objects of less than a tenth.
+/// Maximum size for a response with a single object, in bytes. The API server stores objects with less than a
+/// tenth.
 const OBJECT_MAX: usize = 16 << 20;
 
 /// Next step if there is no kubeconfig.
 const NAME_KUBECONFIG: &str = "set --kubeconfig to the path of a kubeconfig";
 
-/// Returns a client from a kubeconfig, or with the service account of this pod.
+/// Returns a client from a kubeconfig, or with this pod's service account.
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     credentials::within(kubeconfig, unlimited(kubeconfig.map(Path::to_owned))).await
 }
@@ -91,7 +92,7 @@ fn name_context(contexts: &[String]) -> String {
     }
 }
 
-/// Returns a client with deadlines for its responses, and a maximum size of a response in bytes.
+/// Returns a client with response deadlines, and a maximum response size in bytes.
 pub(crate) fn client_of(config: Config, deadlines: Deadlines, most: usize) -> Result<Client, Failure> {
     let server = config.cluster_url.to_string();
     let of_body = server.clone();
@@ -111,19 +112,20 @@ pub(crate) fn client_of(config: Config, deadlines: Deadlines, most: usize) -> Re
     Ok(builder.with_layer(&bounded).build())
 }
 
-/// Parses the path of a kubeconfig. The empty path, as from an empty environment variable, means none.
+/// Parses a kubeconfig path. The empty path, as from an empty environment variable, means none.
 pub fn path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
 }
 
-/// Returns a client for an interactive user: like [`client`], with kubectl's default kubeconfig outside of a pod.
+/// Returns a client for an interactive user: like [`client`], with kubectl's default kubeconfig outside of a
+/// pod.
 ///
 /// The credentials have no deadline, because the user may be prompted for them.
 pub async fn client_of_person(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client, Failure> {
     client_of(config_of_person(kubeconfig, context).await?, DEADLINES, usize::MAX)
 }
 
-/// Returns the namespace of a context, or of this pod: that of [`client_of_person`].
+/// Returns the namespace in a context, or this pod's: the one that goes with [`client_of_person`].
 pub async fn namespace_of_person(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
@@ -153,8 +155,8 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
     rest.iter().try_fold(Kubeconfig::read_from(first)?, |all, path| all.merge(Kubeconfig::read_from(path)?))
 }
 
-/// Returns why a kubeconfig cannot be read: of invalid YAML the place, of an invalid value its path. The value is left out,
-/// because it may be a secret.
+/// Returns why a kubeconfig cannot be read: for invalid YAML the place, for an invalid value its path. The
+/// value is left out, because it may be a secret.
 fn invalid(path: &Path, cause: &KubeconfigError) -> String {
     let place = match cause {
         KubeconfigError::Parse(place) => place,

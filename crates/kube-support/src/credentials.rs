@@ -1,11 +1,12 @@
-//! Deadline for credentials: a kubeconfig may be a pipe without a writer, or name a credential program that never ends.
+//! Deadline for credentials: a kubeconfig may be a pipe without a writer, or name a credential program that
+//! never ends.
 //!
-//! - Processes started for the credentials are killed at the deadline, with their descendants. Otherwise each attempt
-//!   would leave one.
+//! - Processes started for the credentials are killed at the deadline, with their descendants. Otherwise each
+//!   attempt would leave one.
 //! - A thread that reads a pipe remains until the process ends.
 //!
-//! Source: kube's client executes such a program, and reads files, on the calling thread; client-go's exec credential plugins;
-//! `PR_SET_CHILD_SUBREAPER`(2const), proc_tid_children(5).
+//! Source: kube's client executes such a program, and reads files, on the calling thread; client-go's exec
+//! credential plugins; `PR_SET_CHILD_SUBREAPER`(2const), proc_tid_children(5).
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,11 +20,11 @@ use cli_support::failure::Failure;
 
 /// Deadline for credentials. A remote account takes some seconds.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(15);
-/// Number of checks whether the started processes have ended, and the pause between them.
+/// How often it is checked whether the started processes have ended, and the pause in between.
 const CHECKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Returns the result of `connecting`, which reads the credentials of a kubeconfig.
+/// Returns the result of `connecting`, which reads the credentials in a kubeconfig.
 ///
 /// # Errors
 /// It failed, or did not end in time.
@@ -44,7 +45,8 @@ pub(super) async fn within<T: Send + 'static>(
     ))
 }
 
-/// Kills every process started from here. Orphaned descendants become children of this process and are killed, too.
+/// Kills every process started from here. Orphaned descendants become this process's children and are killed,
+/// too.
 async fn end_descendants() {
     let _ = set_child_subreaper(Some(getpid()));
     for _ in 0..CHECKS {

@@ -1,9 +1,10 @@
-//! Publisher of Events about objects of the cluster.
+//! Publisher for Events about objects in the cluster.
 //!
-//! - An Event that repeats one of the last six minutes is counted in the series of that Event. A series is written at its
-//!   2nd, 4th, 8th … repetition, and at the next one after a minute.
-//! - Each object has a budget of requests ([`BURST`], then one each [`REFILL`]); Events beyond it are dropped.
-//! - Memory is bounded: the publisher knows [`KNOWN_MAX`] Events and as many budgets, and forgets the oldest ones first.
+//! - An Event that repeats one from the last six minutes is counted in that Event's series. A series is
+//!   written at its 2nd, 4th, 8th … repetition, and at the next one after a minute.
+//! - Each object has a request budget ([`BURST`], then one each [`REFILL`]); Events beyond it are dropped.
+//! - Memory is bounded: the publisher knows [`KNOWN_MAX`] Events and as many budgets, and forgets the oldest
+//!   ones first.
 //! - The API accepts an Event about a cluster-scoped object only in `kube-system`, so that is its namespace.
 //!
 //! Source: Kubernetes API reference, Event v1 (events.k8s.io); client-go, `tools/events`.
@@ -21,25 +22,25 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
-/// Number of Events, and of budgets, that are known at a time.
+/// Maximum number of Events, and of budgets, that are known at a time.
 const KNOWN_MAX: usize = 512;
 /// Time after which a repeated Event begins a new series.
 const SERIES_MAX: Duration = Duration::from_secs(360);
 /// Time after which a series is written again.
 const SERIES_INTERVAL: Duration = Duration::from_secs(60);
-/// Number of requests about one object at once.
+/// How many requests about one object are allowed at once.
 const BURST: u32 = 25;
 /// Time after which an object may cause one more request.
 const REFILL: Duration = Duration::from_secs(30);
-/// Maximum length of an object's name in the name of its Event, in bytes. The API accepts names of 253 bytes.
+/// Maximum length that an object's name has in an Event name, in bytes. The API accepts 253 bytes.
 const NAME_MAX: usize = 220;
-/// Namespace of Events about cluster-scoped objects.
+/// Namespace for Events about cluster-scoped objects.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
-/// Severity of an Event.
+/// How severe an Event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventType {
-    /// Something happened.
+    /// Something happened as it should.
     Normal,
     /// Something is not as expected.
     Warning,
@@ -48,28 +49,28 @@ pub enum EventType {
 /// Event about an object.
 #[derive(Clone, Debug)]
 pub struct Event<'a> {
-    /// Severity.
+    /// How severe it is.
     pub r#type: EventType,
     /// Reason, in `PascalCase`.
     pub reason: &'a str,
-    /// Action that was taken or has failed. Events of one series have the same action.
+    /// Action that was taken or has failed. It is the same for all Events in one series.
     pub action: &'a str,
     /// Description, at most 1024 bytes.
     pub note: &'a str,
 }
 
-/// Outcome of [`EventPublisher::publish`].
+/// What [`EventPublisher::publish`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The API server has the Event, or the new count of its series.
+    /// The API server has the Event, or the new count in its series.
     Sent,
     /// The series has counted the Event; the count is written later.
     Merged,
-    /// The budget of the object is exhausted.
+    /// The object's budget is exhausted.
     Dropped,
 }
 
-/// Publisher of Events in the name of one controller.
+/// Publisher that speaks for one controller.
 pub struct EventPublisher {
     client: Client,
     controller: &'static str,
@@ -78,7 +79,7 @@ pub struct EventPublisher {
     log: Mutex<EventLog>,
 }
 
-/// Events and budgets of recent time.
+/// Recent Events and budgets.
 #[derive(Debug, Default)]
 struct EventLog {
     series: Bounded<Series>,
@@ -88,7 +89,7 @@ struct EventLog {
 /// Event that was sent, and its repetitions.
 #[derive(Clone, Debug)]
 struct Series {
-    /// Name of the object of the API.
+    /// Name that the API object has.
     name: String,
     count: i32,
     seen: Instant,
@@ -106,7 +107,7 @@ struct Budget {
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
     Create,
-    /// Write the count of the series of this Event.
+    /// Write the count for this Event's series.
     Count(String, i32),
     None(Outcome),
 }
@@ -121,7 +122,7 @@ struct Bounded<V> {
 // === impl EventPublisher ===
 
 impl EventPublisher {
-    /// Returns a publisher in the name of a controller; `instance` identifies its process.
+    /// Returns a publisher that speaks for a controller; `instance` identifies its process.
     pub fn new(client: Client, controller: &'static str, instance: Option<String>) -> EventPublisher {
         let instance = instance.unwrap_or_else(|| controller.to_owned());
         EventPublisher { client, controller, instance, hasher: RandomState::new(), log: Mutex::default() }
@@ -132,7 +133,7 @@ impl EventPublisher {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends an Event, or counts it in the series of an earlier one.
+    /// Sends an Event, or counts it in an earlier one's series.
     ///
     /// # Errors
     /// The API server refuses the Event or cannot be reached.
@@ -190,7 +191,7 @@ impl EventPublisher {
     }
 }
 
-/// Returns the name of an Event about the object with this name, as a DNS subdomain of at most 253 bytes.
+/// Returns a name for an Event about the object with this name, as a DNS subdomain with at most 253 bytes.
 fn event_name(subject: &str, now: Timestamp) -> String {
     let short = &subject[..subject.floor_char_boundary(NAME_MAX)];
     let short = short.trim_end_matches(|letter: char| !letter.is_ascii_alphanumeric());
@@ -221,7 +222,7 @@ impl EventLog {
         if self.spend(object, now) { request } else { Request::None(Outcome::Merged) }
     }
 
-    /// Takes a request from the budget of an object; `false` if it is exhausted.
+    /// Takes a request from an object's budget; `false` if it is exhausted.
     fn spend(&mut self, object: u64, now: Instant) -> bool {
         let fresh = Budget { remaining: BURST, refilled: now };
         let mut budget = self.budgets.entries.get(&object).copied().unwrap_or(fresh);

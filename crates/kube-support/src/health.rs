@@ -1,8 +1,9 @@
 //! HTTP server for `/metrics`, `/healthz` and `/readyz`.
 //!
-//! A role is ready when every cache was filled once and its socket listens. Otherwise `/readyz` lists what is missing,
-//! with the reason. While the API server cannot be reached, the last known state is served: `/readyz` then lists the age of
-//! each cache, and after [`STALE`] the role is not ready any more. `/healthz` does not depend on caches.
+//! A role is ready when every cache was filled once and its socket listens. Otherwise `/readyz` lists what is
+//! missing, with the reason. While the API server cannot be reached, the last known state is served:
+//! `/readyz` then lists each cache's age, and after [`STALE`] the role is not ready any more. `/healthz` does
+//! not depend on caches.
 
 mod metrics_format;
 mod process_metrics;
@@ -30,27 +31,30 @@ use crate::cache::followed::{self, CacheState, STALE};
 use cli_support::failure::Failure;
 use metrics_format::MetricsFormat;
 
-/// Timeout for the headers of a request.
+/// Timeout for the request headers.
 const HEADERS_MAX: Duration = Duration::from_secs(1);
 /// Timeout for a whole connection.
 const CONNECTION_MAX: Duration = Duration::from_secs(10);
-/// Maximum number of connections. A further one ends the oldest, so that idle connections do not delay a probe.
+/// Maximum number of connections. A further one ends the oldest, so that idle connections do not delay a
+/// probe.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Source of the metrics and the readiness.
+/// Where metrics and readiness come from.
 pub trait HealthStatus: Send + Sync + 'static {
-    /// Returns the metrics in OpenMetrics or in the text format of Prometheus. Those of the process are added to them.
+    /// Returns the metrics in OpenMetrics or in Prometheus's text format. The process metrics are added to
+    /// them.
     fn page(&self) -> String;
     /// Returns what is missing; empty if the role is ready.
     fn waits_for(&self) -> Vec<String>;
-    /// Returns why the work of the role makes no progress, although nothing is missing. A controller then gives its Lease back.
+    /// Returns why the role makes no progress, although nothing is missing. A controller then gives its Lease
+    /// back.
     fn stalled(&self) -> Option<String> {
         None
     }
 }
 
-/// Returns the metrics that every role adds to its page, for the reference of metrics: those of the process, of the program
-/// and of caches.
+/// Returns the metrics that every role adds to its page, for the metrics reference: process, program and
+/// caches.
 pub fn example_metrics() -> String {
     let pods = CacheState {
         kind: "RESOURCE",
@@ -63,7 +67,7 @@ pub fn example_metrics() -> String {
     process_metrics::page() + &followed::page(&[pods])
 }
 
-/// Returns the status and the text of `/readyz`. `missing` is what the role waits for.
+/// Returns the status and text that `/readyz` answers. `missing` is what the role waits for.
 fn readiness(missing: &[String], caches: &[CacheState]) -> (StatusCode, String) {
     let old = caches.iter().filter(|state| state.is_synced && !state.age.is_zero());
     let lines: String = old.clone().map(|state| format!("{state}\n")).collect();
@@ -82,7 +86,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     bind_for(address, "--listen").await
 }
 
-/// Listens on the address of an option, as [`bind`].
+/// Listens on the address that an option gives, as [`bind`].
 pub async fn bind_for(address: SocketAddr, option: &str) -> Result<TcpListener, Failure> {
     let bound = match (TcpListener::bind(address).await, address.ip()) {
         // Without IPv6 in the kernel, every address is an IPv4 address.

@@ -1,8 +1,10 @@
-//! Neutron ports of a pod in the Kubernetes API: Kuryr's annotation on the pod, or a KuryrPort object.
+//! A pod's Neutron ports in the Kubernetes API: Kuryr's annotation on the pod, or a KuryrPort object.
 //!
-//! A KuryrPort contains the uid of its pod; one of an earlier pod with the same name is ignored. Invalid content is an error.
+//! A KuryrPort contains its pod's uid; one that belongs to an earlier pod with the same name is ignored.
+//! Invalid content is an error.
 //!
-//! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
+//! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD
+//! `kuryrports`.
 
 pub mod definition;
 
@@ -19,7 +21,7 @@ use crate::api_error;
 use crate::custom_resources;
 use crate::resource;
 
-/// Annotation with the VIFs of a pod.
+/// Annotation with a pod's VIFs.
 pub const ANNOTATION: &str = "openstack.org/kuryr-vif";
 /// Object to which VIFs are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -35,14 +37,14 @@ pub enum VifLocation {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KuryrPort {
-    /// `openstack.org/v1`.
+    /// Always `openstack.org/v1`.
     #[serde(rename = "apiVersion")]
     pub api_version: String,
-    /// `KuryrPort`.
+    /// Always `KuryrPort`.
     pub kind: String,
-    /// Metadata of the object.
+    /// Object metadata; it has the pod's name.
     pub metadata: ObjectMeta,
-    /// Pod of the ports, see [`custom_resources::KuryrPortSpec`].
+    /// Pod that the ports are for, see [`custom_resources::KuryrPortSpec`].
     pub spec: Value,
     /// Ports, see [`custom_resources::KuryrPortStatus`].
     pub status: Value,
@@ -50,7 +52,7 @@ pub struct KuryrPort {
 
 resource!(KuryrPort as custom_resources::KuryrPort);
 
-/// Reason why the ports of a pod were not read.
+/// Why a pod's ports were not read.
 #[derive(Debug, Error)]
 pub enum Unread {
     /// The API server denies access to the KuryrPort.
@@ -59,38 +61,38 @@ pub enum Unread {
     /// The request for the KuryrPort failed.
     #[error("{0}")]
     Request(RequestError),
-    /// The annotation of the pod is invalid.
+    /// The pod's annotation is invalid.
     #[error("annotation {ANNOTATION}: {why}")]
     Annotation {
-        /// Error of the decoder.
+        /// What the decoder reported.
         why: neutron::vif::DecodeError,
     },
     /// The KuryrPort is invalid.
     #[error("KuryrPort {name}: {why}")]
     KuryrPort {
-        /// Name of the object.
+        /// KuryrPort name.
         name: String,
-        /// Error of the decoder.
+        /// What the decoder reported.
         why: neutron::vif::DecodeError,
     },
 }
 
-/// Failure of a request for the KuryrPort of a pod.
+/// A request for a pod's KuryrPort failed.
 #[derive(Debug, Error)]
 #[error("{verb} KuryrPort {namespace}/{name}: {}", api_error::describe(.error))]
 pub struct RequestError {
-    /// Verb of the request, as RBAC names it.
+    /// Request verb, as RBAC names it.
     verb: &'static str,
-    /// Namespace of the pod.
+    /// Namespace that the pod is in.
     namespace: String,
-    /// Name of the pod.
+    /// Pod name.
     name: String,
-    /// Error of the API.
+    /// What the API server or the client reported.
     error: Box<kube::Error>,
 }
 
 impl RequestError {
-    /// Returns the failure of the request `verb` for the KuryrPort of `pod`.
+    /// Returns the failure when the request `verb` for `pod`'s KuryrPort failed.
     pub fn new(verb: &'static str, pod: &Pod, error: kube::Error) -> RequestError {
         RequestError {
             verb,
@@ -101,7 +103,7 @@ impl RequestError {
     }
 }
 
-/// Returns the VIFs of a pod, if any were written.
+/// Returns a pod's VIFs, if any were written.
 ///
 /// # Errors
 /// The VIFs are invalid, or cannot be read now, or access is denied.

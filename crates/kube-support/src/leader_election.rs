@@ -1,9 +1,9 @@
-//! Leader election: of several controllers, the one that holds a Lease works.
+//! Leader election: among several controllers, the one that holds a Lease works.
 //!
 //! - The holder renews the Lease. If it cannot, it stops before another controller may begin.
 //! - A holder that was suspended continues no step after the Lease may have expired.
-//! - A candidate measures by its own clock, from the time at which it observed the last renewal. The holder measures from
-//!   the time of its request.
+//! - A candidate measures by its own clock, from the time at which it observed the last renewal. The holder
+//!   measures from the time at which it sent the request.
 //! - The Lease is released at the end, so that another controller begins at once.
 //!
 //! Source: `coordination.k8s.io/v1` Lease; client-go `leaderelection`.
@@ -37,11 +37,11 @@ pub struct Election {
     leases: Api<Lease>,
     name: String,
     identity: String,
-    /// Time of the request of the last successful renewal.
+    /// When the last successful renewal was requested.
     renewed: Cell<Option<Instant>>,
 }
 
-/// Observed version of a Lease that another controller holds.
+/// Version that was observed while another controller holds the Lease.
 struct Observed {
     version: Option<String>,
     at: Instant,
@@ -97,7 +97,8 @@ impl Election {
         }
     }
 
-    /// Polls `work` only while the Lease is held. Poll [`Election::keep`] beside it, which ends when the Lease is lost.
+    /// Polls `work` only while the Lease is held. Poll [`Election::keep`] beside it, which ends when the
+    /// Lease is lost.
     ///
     /// A request that was already passed to its connection is sent in any case.
     pub async fn hold_for(&self, work: impl Future<Output = ()>) {

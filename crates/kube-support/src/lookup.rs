@@ -1,4 +1,4 @@
-//! Lookup of one object of the Kubernetes API, with a time limit.
+//! Lookup for one object in the Kubernetes API, with a time limit.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tokio::time::timeout;
 use super::resources::Reduced;
 use crate::api_error;
 
-/// Timeout of a lookup.
+/// Timeout for a lookup.
 pub const ASK_MAX: Duration = Duration::from_secs(5);
 
-/// Failure of a lookup.
+/// Why a lookup failed.
 #[derive(Debug, Error)]
 pub enum LookupError {
     /// The API server refuses, or cannot be reached.

@@ -1,6 +1,7 @@
-//! Kubernetes resources that weft reads (Pod, Namespace, Node, NetworkAttachmentDefinition), reduced to the fields in use.
+//! Kubernetes resources that weft reads (Pod, Namespace, Node, NetworkAttachmentDefinition), reduced to the
+//! fields in use.
 //!
-//! - Objects are read leniently, because a malformed object must not hide the others of its list.
+//! - Objects are read leniently, because a malformed object must not hide the others in its list.
 //! - Unused fields are dropped.
 //!
 //! Source: Kubernetes API reference, Pod v1, Namespace v1; multi-network specification (NPWG), section 3.1.
@@ -19,12 +20,12 @@ use serde_json::Value;
 use crate::custom_resources::NetworkAttachmentDefinition;
 use crate::resource;
 
-/// Taint of a node that an operator, or a controller, has confirmed to be off.
+/// Taint on a node that an operator, or a controller, has confirmed to be off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// Annotation of the API's object for a static pod, with the uid of the pod itself. The container runtime and the plugins get
-/// that uid.
+/// Annotation on the API object for a static pod, with the pod's own uid. The container runtime and the
+/// plugins get that uid.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
-/// Largest number of named ports of a pod.
+/// Maximum number of named ports on a pod.
 const NAMED_PORTS_MAX: usize = 1024;
 /// Pod as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
@@ -48,16 +49,16 @@ struct PodSpec {
     init_containers: Vec<Container>,
 }
 
-/// Container of a pod, reduced to the fields that are used.
+/// Container in a pod, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
     ports: Vec<ContainerPort>,
-    /// Restart policy of an init container: `Always` makes it a sidecar.
+    /// Restart policy for an init container: `Always` makes it a sidecar.
     restart_policy: String,
 }
 
-/// Port of a container.
+/// Port on a container.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct ContainerPort {
@@ -66,7 +67,7 @@ struct ContainerPort {
     protocol: String,
 }
 
-/// Returns the ports that have a name, of containers and sidecars; of two with one name the first one.
+/// Returns the named ports on containers and sidecars; if two have one name, the first counts.
 pub fn named_ports(
     containers: Vec<Container>,
     init_containers: Vec<Container>,
@@ -78,8 +79,8 @@ pub fn named_ports(
     named
 }
 
-/// Returns all ports that have a name, of containers and sidecars, in their order. Other init containers have ended when the
-/// pod is reached. Ports of one name can have different protocols, which Services tell apart.
+/// Returns all named ports on containers and sidecars, in order. Other init containers have ended when the
+/// pod is reached. Ports with one name can have different protocols, which Services tell apart.
 pub fn all_named_ports(
     containers: Vec<Container>,
     init_containers: Vec<Container>,
@@ -95,7 +96,7 @@ pub fn all_named_ports(
     named.take(NAMED_PORTS_MAX)
 }
 
-/// Toleration of a pod, reduced to the fields that are used.
+/// Toleration on a pod, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Toleration {
@@ -119,7 +120,8 @@ struct PodIp {
     ip: String,
 }
 
-/// ResourceClaim of a pod. In the pod's status: the claim created from a template, or for an extended resource.
+/// A pod's ResourceClaim. In the pod's status: the claim created from a template, or for an extended
+/// resource.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct PodClaim {
@@ -127,7 +129,7 @@ struct PodClaim {
     resource_claim_name: Option<String>,
 }
 
-/// Returns the names of a pod's ResourceClaims, in the order of its spec.
+/// Returns the names of a pod's ResourceClaims, in spec order.
 fn claims(spec: Vec<PodClaim>, created: &[PodClaim], extended: PodClaim) -> Vec<String> {
     let of_template =
         |name: &str| created.iter().find(|created| created.name == name)?.resource_claim_name.clone();
@@ -173,7 +175,7 @@ struct Taint {
 }
 
 impl NodeObject {
-    /// Returns the name of the node.
+    /// Returns the node's name.
     pub fn name(&self) -> String {
         self.metadata.name.clone().unwrap_or_default()
     }
@@ -184,9 +186,9 @@ impl NodeObject {
     }
 }
 
-/// Object of the API that is reduced to the fields in use.
+/// API object that is reduced to the fields in use.
 pub trait Reduced: Resource<DynamicType = ()> {
-    /// Reduced form.
+    /// What the cache keeps.
     type Form: Clone + PartialEq + Send + Sync + 'static;
 
     /// Returns the reduced form.
@@ -199,9 +201,11 @@ impl PodObject {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// Whether the pod stays bound to a node that is out of service, so that it does not indicate a running node.
+    /// Whether the pod stays bound to a node that is out of service, so that it does not indicate a running
+    /// node.
     ///
-    /// Such a pod tolerates the taint or uses the host network. The duration of a toleration is ignored.
+    /// Such a pod tolerates the taint or uses the host network. For how long it tolerates the taint is
+    /// ignored.
     pub fn stays_out_of_service(&self) -> bool {
         let tolerates = |Toleration { key, effect }: &Toleration| {
             (key.is_empty() || key == OUT_OF_SERVICE) && (effect.is_empty() || effect == "NoExecute")
@@ -213,7 +217,7 @@ impl PodObject {
 /// Namespace and name; the namespace is empty for cluster-scoped objects.
 pub type Key = (String, String);
 
-/// Returns the key of an object.
+/// Returns an object's key.
 pub fn key(object: &impl Resource) -> Key {
     let meta = object.meta();
     (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
@@ -288,10 +292,10 @@ impl Reduced for DefinitionObject {
     }
 }
 
-/// Reduced form of a node.
+/// Node reduced to whether it is alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeHealth {
-    /// Name of the node.
+    /// Node name.
     pub name: String,
     /// Whether the node has the taint `out-of-service`: it is confirmed to be off.
     pub is_out_of_service: bool,

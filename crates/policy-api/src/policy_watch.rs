@@ -1,4 +1,4 @@
-//! Watch of the policies of a cluster, in the newest version that the API server has.
+//! Watch on a cluster's policies, in the newest version that the API server has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::policy_object::{PolicyObject, WatchedPolicy};
 /// First and longest pause between attempts to detect the version.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Reason why the version of MultiNetworkPolicies could not be detected.
+/// Why the MultiNetworkPolicy version could not be detected.
 #[derive(Debug, Error)]
 enum VersionError {
     /// The API server returned an error or cannot be reached.
@@ -28,7 +28,8 @@ enum VersionError {
     None,
 }
 
-/// Keeps a cache of all policies up to date until the process ends. Without the definition it waits for it.
+/// Keeps a cache with all policies up to date until the process ends. If the cluster has no definition yet,
+/// it waits for it.
 pub async fn follow_policies(client: Client, cache: Arc<Cache<WatchedPolicy>>) {
     let mut pause = PAUSES.0;
     let is_old = loop {

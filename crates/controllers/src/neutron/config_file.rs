@@ -1,4 +1,4 @@
-//! Configuration files of the Neutron controller: weft's own YAML, or a `kuryr.conf`.
+//! Configuration files for the Neutron controller: weft's own YAML, or a `kuryr.conf`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use super::kuryr_conf::KuryrConf;
 use crate::neutron::port_rules::{Rules, Settings};
 use cli_support::failure::{Exit, Failure};
 
-/// Maximum size of a file, in bytes.
+/// Maximum file size, in bytes.
 const FILE_MAX: u64 = 1 << 20;
-/// Content of weft's own file: the rules, and the cloud.
+/// What weft's own file contains: the rules, and the cloud.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {
@@ -20,7 +20,7 @@ struct File {
     neutron: Rules,
 }
 
-/// Cloud of a `clouds.yaml`.
+/// Cloud in a `clouds.yaml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Cloud {
@@ -30,7 +30,7 @@ struct Cloud {
 }
 
 impl File {
-    /// Parses the YAML of the file. An empty file has all defaults.
+    /// Parses the YAML text. An empty file has all defaults.
     fn parse(text: &str) -> Result<File, FileError> {
         let mut documents = manifest::values(text)?;
         match (documents.pop(), documents.is_empty()) {
@@ -43,7 +43,7 @@ impl File {
     }
 }
 
-/// Error of the file: why it has no settings.
+/// Why the file gives no settings.
 #[derive(Debug, thiserror::Error)]
 enum FileError {
     /// It is not YAML.

@@ -1,8 +1,8 @@
-//! Reader of a `kuryr.conf`, with the syntax of oslo.config.
+//! Reader for a `kuryr.conf`, with oslo.config's syntax.
 //!
 //! - Unused sections and keys are ignored, because the file also configures other parts of Kuryr.
 //! - A continuation line is indented.
-//! - `enabled_vif_drivers` of the specification and the later `multi_vif_drivers` mean the same.
+//! - The specification's `enabled_vif_drivers` and the later `multi_vif_drivers` mean the same.
 //!
 //! Source: oslo.config `iniparser.py`; Kuryr-Kubernetes `config.py`.
 
@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::neutron::port_rules::{Driver, Pool, Rules, RulesError, Settings, UnknownDriver};
 
-/// Driver keys of Kuryr that affect ports: the key, the supported drivers, and the advice for other drivers.
+/// Kuryr's driver keys that affect ports: the key, the supported drivers, and the advice for other drivers.
 const DRIVERS: [(&str, &[&str], &str); 4] = [
     (
         "pod_security_groups_driver",
@@ -56,39 +56,39 @@ pub(crate) enum ConfError {
     /// A value is not a boolean.
     #[error("[{section}] {key}: {text:?} is neither true nor false")]
     Truth {
-        /// Section of the key.
+        /// Section that the key is in.
         section: String,
-        /// Name of the key.
+        /// Key name.
         key: String,
-        /// Value of the key.
+        /// What the file says.
         text: String,
     },
     /// A value is not a number.
     #[error("[{section}] {key}: {text:?} is not a number")]
     Number {
-        /// Section of the key.
+        /// Section that the key is in.
         section: String,
-        /// Name of the key.
+        /// Key name.
         key: String,
-        /// Value of the key.
+        /// What the file says.
         text: String,
     },
-    /// A value names a driver of Kuryr that weft does not support.
+    /// A value names a Kuryr driver that weft does not support.
     #[error("[kubernetes] {key}: {named:?} is not one of {}: {cure}", .known.join(", "))]
     Driver {
-        /// Name of the key.
+        /// Key name.
         key: &'static str,
-        /// Name of the driver.
+        /// Driver that is named.
         named: String,
-        /// Names of the supported drivers.
+        /// Drivers that are supported.
         known: &'static [&'static str],
         /// Advice for the user.
         cure: &'static str,
     },
-    /// An item of the subnet mapping is not a pair.
+    /// An item in the subnet mapping is not a pair.
     #[error("[neutron_defaults] subnet_mapping: {0:?} is not DRIVER:SUBNET")]
     SubnetMapping(String),
-    /// The driver of ports is unknown.
+    /// The port driver is unknown.
     #[error("[kubernetes] pod_vif_driver: {0}")]
     VifDriver(UnknownDriver),
     /// The MTU is out of bounds.
@@ -103,7 +103,7 @@ pub(crate) enum ConfError {
 }
 
 impl KuryrConf {
-    /// Parses the text of a file.
+    /// Parses a file's text.
     ///
     /// # Errors
     /// A line is neither a section nor a key.
@@ -153,7 +153,7 @@ impl KuryrConf {
         )
     }
 
-    /// Returns a boolean, with the spellings of oslo.config.
+    /// Returns a boolean, with oslo.config's spellings.
     fn truth(&self, section: &str, key: &str) -> Result<bool, ConfError> {
         let text = self.text(section, key).unwrap_or("false");
         match text.to_ascii_lowercase().as_str() {
@@ -189,7 +189,7 @@ impl KuryrConf {
         }
     }
 
-    /// Returns the settings that affect ports of pods.
+    /// Returns the settings that affect pod ports.
     ///
     /// # Errors
     /// A key whose value is not supported.

@@ -1,30 +1,30 @@
-//! Metrics of the Neutron controller, from figures that it has anyway.
+//! Metrics about the Neutron controller, from figures that it has anyway.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Outcomes of operations on the ports of a pod.
+/// How an operation on a pod's ports can end.
 const OPERATIONS: [&str; 4] = ["allocated", "activated", "released", "failed"];
 
-/// Number of operations by outcome.
+/// How many operations ended in each way.
 pub(crate) type Operations = BTreeMap<&'static str, u64>;
 
-/// Figures at the time of a scrape.
+/// Figures at scrape time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NeutronFigures {
     /// Whether this controller holds the Lease.
     pub(crate) leads: bool,
-    /// Number of requests to OpenStack.
+    /// How many requests were sent to OpenStack.
     pub(crate) requests: u64,
-    /// Number of unused ports in the pools.
+    /// How many unused ports the pools have.
     pub(crate) pool_ports: usize,
-    /// Number of pods with Neutron ports.
+    /// How many pods have Neutron ports.
     pub(crate) pods: usize,
-    /// Number of pods whose ports are not all ACTIVE yet.
+    /// How many pods have ports that are not all ACTIVE yet.
     pub(crate) pending: usize,
 }
 
-/// Returns the counts of a controller that has done nothing yet.
+/// Returns the counts for a controller that has done nothing yet.
 pub(crate) fn no_operations() -> Operations {
     OPERATIONS.into_iter().map(|outcome| (outcome, 0)).collect()
 }

@@ -11,25 +11,25 @@ use serde_json::Value;
 use kube_support::resource;
 use kube_support::resources::{PodObject, Reduced};
 
-/// Finalizer of Kuryr on a pod, since the release Victoria. It is removed when the pod's ports are released.
+/// Kuryr's finalizer on a pod, since the release Victoria. It is removed when the pod's ports are released.
 pub(crate) const POD_FINALIZER: &str = "kuryr.openstack.org/pod-finalizer";
-/// Finalizer of Kuryr on a KuryrPort.
+/// Kuryr's finalizer on a KuryrPort.
 pub(crate) const PORT_FINALIZER: &str = "kuryr.openstack.org/kuryrport-finalizer";
 
-/// Reduced form of a pod.
+/// Pod, reduced to what the Neutron controller needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodSubject {
-    /// The pod.
+    /// The pod, as planning sees it.
     pub(crate) pod: Pod,
-    /// Uid of the API's object; that of a static pod differs from the pod's own uid.
+    /// Uid that the API object has; for a static pod it differs from the pod's own uid.
     pub(crate) object: String,
     /// Whether the pod has ended and needs no network any more.
     pub(crate) ended: bool,
     /// Whether the pod has not started yet.
     pub(crate) pending: bool,
-    /// Address of the pod's node.
+    /// Address that the pod's node has.
     pub(crate) host: Option<IpAddr>,
-    /// Whether the finalizer of Kuryr keeps the pod until its ports are released.
+    /// Whether Kuryr's finalizer keeps the pod until its ports are released.
     pub(crate) has_finalizer: bool,
 }
 

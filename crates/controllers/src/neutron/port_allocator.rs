@@ -1,8 +1,9 @@
 //! Port allocator: finds or creates the Neutron ports that a pod requests.
 //!
-//! - Each port is tagged with its owner when it is created: cluster, uid of the pod, interface. If the cloud accepts tags
-//!   only afterwards, the same words are in the port's description.
-//! - A port that was created before a restart, or whose response was lost, is found by these tags and adopted.
+//! - Each port is tagged with its owner when it is created: cluster, pod uid, interface. If the cloud accepts
+//!   tags only afterwards, the same words are in the port's description.
+//! - A port that was created before a restart, or whose response was lost, is found by these tags and
+//!   adopted.
 //! - A port whose binding failed is deleted.
 //!
 //! Source: Kuryr-Kubernetes `neutron_vif.py`, `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
@@ -32,21 +33,21 @@ use crate::neutron::port_request::PortRequest;
 use crate::neutron::port_rules::{Driver, Rules};
 use kube_support::events::EventReason;
 
-/// Prefix of the tag with the interface of a port.
+/// Tag prefix for the interface that a port is for.
 const ATTACHMENT: &str = "weft-attachment=";
-/// Prefix of the tag with the pod's uid, for ports whose `device_id` cannot contain it: subports of a trunk.
+/// Tag prefix for the pod's uid, on ports whose `device_id` cannot contain it: subports on a trunk.
 const POD: &str = "weft-pod=";
-/// Prefix of a tag of a macvlan's port. The tag contains the id of the node's port, whose allowed address pairs contain the
-/// addresses of the macvlan.
+/// Tag prefix on a macvlan's port. The tag contains the node port's id, whose allowed address pairs contain
+/// the macvlan's addresses.
 const NODE: &str = "weft-node=";
-/// Device owner of a trunk's subport.
+/// Device owner that a trunk's subport has.
 const SUBPORT: &str = "trunk:subport";
-/// Extension of Neutron that accepts tags in the request that creates a port.
+/// Neutron extension that accepts tags in the request that creates a port.
 const TAGS_AT_ONCE: &str = "tag-ports-during-bulk-creation";
-/// Time for which a subnet is cached: longer than a burst of pods, but short enough for a changed subnet.
+/// How long a subnet is cached: longer than a burst of pods, but short enough for a changed subnet.
 const SUBNET_AGE: Duration = Duration::from_secs(300);
 
-/// Port allocator.
+/// Port allocator, shared by all pods.
 #[derive(Debug)]
 pub(crate) struct Allocator {
     pub(crate) neutron: Client,
@@ -54,7 +55,7 @@ pub(crate) struct Allocator {
     pub(crate) pools: Pools,
     subnets: Mutex<HashMap<String, Known>>,
     extensions: OnceCell<Vec<String>>,
-    /// Locks of the nodes' own ports: their allowed address pairs are read and written as a whole.
+    /// Locks for the nodes' own ports: their allowed address pairs are read and written as a whole.
     node_ports: Mutex<HashMap<String, Arc<Mutex<()>>>>,
 }
 
@@ -65,10 +66,10 @@ struct Known {
     at: Instant,
 }
 
-/// Reason why a pod does not get its ports.
+/// Why a pod does not get its ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortFailure {
-    /// Reason of the Event.
+    /// Reason in the Event.
     pub(crate) reason: EventReason,
     /// Sentence for people.
     pub(crate) why: String,
@@ -271,8 +272,9 @@ impl Allocator {
 
     /// Tags a port whose owner tags are in its description.
     ///
-    /// A port of a pod is always tagged, because operators search for tags, and subports are found by nothing else. Ports of
-    /// a pool are tagged only if the configuration has further tags. If tagging fails, the description still names the owner.
+    /// A pod's port is always tagged, because operators search for tags, and subports are found by nothing
+    /// else. Pooled ports are tagged only if the configuration has further tags. If tagging fails, the
+    /// description still names the owner.
     async fn tag(&self, port: &mut Port) -> Result<(), Error> {
         let wanted = &self.rules.resource_tags;
         if wanted.is_empty() && owner(port).is_empty() {
@@ -292,8 +294,8 @@ impl Allocator {
         groups
     }
 
-    /// Registers a port of a pool that exists after a restart. The result is false if the pool is full, or the port has
-    /// outdated security groups.
+    /// Registers a pooled port that exists after a restart. The result is false if the pool is full, or the
+    /// port has outdated security groups.
     pub(crate) fn register(&self, port: &Port, user: Option<&User>) -> bool {
         let groups = self.groups(&port.security_groups);
         groups == self.groups(&self.rules.pod_security_groups) && self.pools.register(port, groups, user)
@@ -329,7 +331,7 @@ impl Allocator {
         self.pools.top_up(key, count, |count| self.fill(key, &subnet, count)).await
     }
 
-    /// Returns a new port with the fields that all ports of weft have.
+    /// Returns a new port with the fields that all of weft's ports have.
     fn base_port(&self) -> NewPort {
         let Rules { project, pod_security_groups, .. } = &self.rules;
         NewPort {
@@ -373,7 +375,7 @@ impl Allocator {
         port
     }
 
-    /// Returns the port of the pod's node, for a nested port.
+    /// Returns the port that the pod's node has, for a nested port.
     async fn node_for(
         &self,
         subject: &PodSubject,
@@ -423,15 +425,15 @@ impl Allocator {
         Ok(Plugging::Vlan(self.neutron.nest(&trunk.trunk_id, &port.id).await?))
     }
 
-    /// Adds addresses to the allowed address pairs of a node's own port, or removes them.
+    /// Adds addresses to the allowed address pairs on a node's own port, or removes them.
     async fn allow(&self, node: &str, pairs: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
         let lock = Arc::clone(self.node_ports.lock().await.entry(node.to_owned()).or_default());
         let _lock = lock.lock().await;
         self.neutron.allow(node, pairs, allowed).await
     }
 
-    /// Removes a port from its trunk and from the node's allowed address pairs, and deletes it. All steps are done in any
-    /// case, because a request without a response may have succeeded.
+    /// Removes a port from its trunk and from the node's allowed address pairs, and deletes it. All steps are
+    /// done in any case, because a request without a response may have succeeded.
     pub(crate) async fn remove(&self, port: &Port) -> Result<(), Error> {
         if let Some(node) = owner_tags(port).find_map(|tag| tag.strip_prefix(NODE)) {
             match self.allow(node, &address_pairs(port, None), Allowed::No).await {
@@ -446,7 +448,7 @@ impl Allocator {
         self.neutron.delete_port(&port.id).await
     }
 
-    /// Returns all ports of this cluster's pods.
+    /// Returns all ports that belong to this cluster's pods.
     pub(crate) async fn all(&self) -> Result<Vec<Port>, Error> {
         let tag = self.rules.cluster_tag();
         let fields = [
@@ -478,7 +480,7 @@ impl Allocator {
         Ok(all.into_iter().filter(is_ours).collect())
     }
 
-    /// Returns the untagged ports of a query whose description names this cluster, and tags them.
+    /// Returns a query's untagged ports whose description names this cluster, and tags them.
     async fn described(&self, query: &[(&str, &str)]) -> Result<Vec<Port>, Error> {
         let cluster = self.rules.cluster_tag();
         let mut ports = self.neutron.ports(query).await?;
@@ -501,7 +503,8 @@ impl Allocator {
         Ok(ports)
     }
 
-    /// Returns whether each of these ports is ACTIVE. A request contains at most 100 ids, which fit into a URL.
+    /// Returns whether each of these ports is ACTIVE. A request contains at most 100 ids, which fit into a
+    /// URL.
     pub(crate) async fn active(&self, ids: &[String]) -> Result<BTreeMap<String, bool>, Error> {
         let mut seen = BTreeMap::new();
         for part in ids.chunks(100) {
@@ -515,12 +518,12 @@ impl Allocator {
     }
 }
 
-/// Returns the owner tags of a port: its tags, and the words of its description.
+/// Returns a port's owner tags: its tags, and the words in its description.
 fn owner_tags(port: &Port) -> impl Iterator<Item = &str> {
     port.tags.iter().map(String::as_str).chain(port.description.split_whitespace())
 }
 
-/// Returns the uid of the pod that a port belongs to; empty for a port of a pool.
+/// Returns the uid of the pod that a port belongs to; empty for a pooled port.
 pub(crate) fn owner(port: &Port) -> &str {
     let tagged = owner_tags(port).find_map(|tag| tag.strip_prefix(POD));
     Some(port.device_id.as_str()).filter(|id| !id.is_empty()).or(tagged).unwrap_or_default()
@@ -531,7 +534,8 @@ fn not_bound(port: &Port) -> PortFailure {
     PortFailure { reason: EventReason::PortNotBound, why, is_transient: true }
 }
 
-/// Whether weft or Kuryr created the port. Neutron clears the device owner of a port that is removed from a trunk.
+/// Whether weft or Kuryr created the port. Neutron clears the device owner when a port is removed from a
+/// trunk.
 fn is_ours(port: &Port) -> bool {
     match port.device_owner.as_str() {
         DEVICE_OWNER | SUBPORT => true,
@@ -540,9 +544,11 @@ fn is_ours(port: &Port) -> bool {
     }
 }
 
-/// Returns the hardware address of a macvlan: the requested one, or its port's with a bit of the first byte changed.
+/// Returns a macvlan's hardware address: the requested one, or its port's with a bit in the first byte
+/// changed.
 ///
-/// It must differ from its port's address: OVN knows where that is, and would send frames to the port, which is not plugged in.
+/// It must differ from its port's address: OVN knows where that is, and would send frames to the port, which
+/// is not plugged in.
 fn macvlan_mac(request: &PortRequest, port: &Port) -> String {
     request.mac.clone().unwrap_or_else(|| {
         let own = port.mac_address.to_lowercase();
@@ -552,7 +558,7 @@ fn macvlan_mac(request: &PortRequest, port: &Port) -> String {
     })
 }
 
-/// Returns the addresses of a port as allowed address pairs.
+/// Returns a port's addresses as allowed address pairs.
 fn address_pairs(port: &Port, mac: Option<&str>) -> Vec<AddressPair> {
     let one = |ip: &FixedIp| {
         let mac_address = mac.map(str::to_owned);

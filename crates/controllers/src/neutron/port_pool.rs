@@ -1,8 +1,9 @@
-//! Pools of unused ports, by node, subnet and security groups.
+//! Pools with unused ports, by node, subnet and security groups.
 //!
-//! - A pool that runs low is filled by one bulk request at a time. A pod that finds its pool empty waits for that request.
-//! - A returned port is pooled again unless the pool is full. Only the pod that took a port can return it, whatever other
-//!   pods name.
+//! - A pool that runs low is filled by one bulk request at a time. A pod that finds its pool empty waits for
+//!   that request.
+//! - A returned port is pooled again unless the pool is full. Only the pod that took a port can return it,
+//!   whatever other pods name.
 //! - After a restart, pooled ports are recognized by their tags.
 //!
 //! Source: Kuryr-Kubernetes `vif_pool.py`, `[vif_pool]`.
@@ -17,18 +18,18 @@ use tracing::debug;
 
 use crate::neutron::port_rules::Pool;
 
-/// Key of a pool: the ports of one pool are interchangeable.
+/// Pool key: the ports in one pool are interchangeable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PoolKey {
-    /// Name of the node.
+    /// Node name.
     pub(crate) host: String,
-    /// Id of the subnet.
+    /// Subnet id.
     pub(crate) subnet: String,
     /// Security groups, sorted.
     pub(crate) groups: Vec<String>,
 }
 
-/// All pools.
+/// All pools, and the ports taken from them.
 #[derive(Debug)]
 pub(crate) struct Pools {
     settings: Pool,
@@ -38,7 +39,7 @@ pub(crate) struct Pools {
 #[derive(Debug, Default)]
 struct State {
     waiting: BTreeMap<PoolKey, VecDeque<Port>>,
-    /// Ports taken from pools by pods, by the id of the port.
+    /// Ports that pods took from pools, by port id.
     taken: BTreeMap<String, Taken>,
     filling: BTreeMap<PoolKey, Arc<tokio::sync::Mutex<()>>>,
 }
@@ -47,20 +48,20 @@ struct State {
 struct Taken {
     key: PoolKey,
     port: Port,
-    /// Uid of the pod; none if several pods name the port after a restart.
+    /// Pod uid; none if several pods name the port after a restart.
     pod: Option<String>,
 }
 
-/// User of a port, as written on pods.
+/// Who uses a port, as written on pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum User {
-    /// The pod of this uid.
+    /// The pod with this uid.
     Pod(String),
     /// A pod, but it is uncertain which one.
     Uncertain,
 }
 
-/// Outcome of returning a port.
+/// What happened to a returned port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReturnOutcome {
     /// The port is in its pool again.
@@ -93,7 +94,7 @@ impl Pools {
         Some(port)
     }
 
-    /// Returns a port of a pool for the pod of this uid. `fill` creates the given number of ports.
+    /// Returns a pooled port for the pod with this uid. `fill` creates the given number of ports.
     pub(crate) async fn take<F, E>(
         &self,
         key: &PoolKey,
@@ -129,8 +130,8 @@ impl Pools {
         }
     }
 
-    /// Returns the pools that run low, and the number of ports they lack. If not `is_quiet`, only those with less than half of
-    /// the minimum are returned.
+    /// Returns the pools that run low, and how many ports they lack. If not `is_quiet`, only those with less
+    /// than half of the minimum are returned.
     pub(crate) fn low(&self, is_quiet: bool) -> Vec<(PoolKey, usize)> {
         let Pool { enabled, min, batch, .. } = self.settings;
         let least = if is_quiet { min } else { min.div_ceil(2) };
@@ -159,12 +160,13 @@ impl Pools {
         Ok(())
     }
 
-    /// Forgets a port of a pool that a pod had, and that was deleted.
+    /// Forgets a pooled port that a pod had, and that was deleted.
     pub(crate) fn forget(&self, id: &str) {
         self.state().taken.remove(id);
     }
 
-    /// Removes a port from its pool, and the pool if it is empty then. The result is false if the port is not in a pool.
+    /// Removes a port from its pool, and the pool if it is empty then. The result is false if the port is not
+    /// in a pool.
     pub(crate) fn withdraw(&self, id: &str) -> bool {
         let mut state = self.state();
         let has_it = |ports: &VecDeque<Port>| ports.iter().any(|port| port.id == id);
@@ -232,7 +234,7 @@ impl Pools {
         room
     }
 
-    /// Returns the number of pooled ports.
+    /// Returns how many ports are pooled.
     pub(crate) fn count(&self) -> usize {
         self.state().waiting.values().map(VecDeque::len).sum()
     }

@@ -47,9 +47,9 @@ use kube_support::health::HealthStatus;
 use kube_support::kuryr::VifLocation;
 use kube_support::resources::DefinitionObject;
 
-/// Number of pods that are worked on concurrently.
+/// How many pods are worked on concurrently.
 const PARALLEL: usize = 8;
-/// Interval of the reconciliation if nothing changes.
+/// Interval between reconciliations if nothing changes.
 const IDLE: Duration = Duration::from_secs(5);
 /// Time for which changes are collected.
 const GATHER: Duration = Duration::from_millis(20);
@@ -57,10 +57,11 @@ const GATHER: Duration = Duration::from_millis(20);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Interval at which pools are filled.
 const POOL_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of consecutive intervals in which half-empty pools are left because pods wait for their ports to become ACTIVE.
+/// For how many consecutive intervals half-empty pools are left because pods wait for their ports to become
+/// ACTIVE.
 const DEFERRED_MAX: u32 = 10;
 
-/// Port reconciler.
+/// Port reconciler, which holds a case for each pod.
 pub(crate) struct PortReconciler {
     client: Client,
     allocator: Arc<Allocator>,
@@ -72,7 +73,7 @@ pub(crate) struct PortReconciler {
     cases: Mutex<BTreeMap<String, Case>>,
     /// Ports that were created for a pod before this process started, by the pod's uid.
     found: Mutex<BTreeMap<String, Vec<Port>>>,
-    /// Slots of [`PARALLEL`] pods.
+    /// Slots for [`PARALLEL`] pods.
     slots: Semaphore,
     /// Notified when a port may become ACTIVE.
     waiting: Notify,
@@ -82,25 +83,25 @@ pub(crate) struct PortReconciler {
     counts: Mutex<Operations>,
 }
 
-/// State of a pod that needs ports.
+/// State for a pod that needs ports.
 #[derive(Clone, Debug)]
 struct Case {
     subject: Arc<PodSubject>,
-    /// Ports of the pod.
+    /// Ports that the pod has.
     state: PodState,
     /// Ports that are written on the pod, as far as known.
     written: Option<Written>,
-    /// Last requests, and their inputs.
+    /// Last requests, and what they were computed from.
     requests: Option<Vec<PortRequest>>,
     inputs: Option<RequestInputs>,
     /// Faults for which an annotation is ignored, and that were reported.
     ignored: Vec<String>,
     stage: Stage,
-    /// Time since which the pod waits, or at which its node reported the attachment.
+    /// Since when the pod waits, or when its node reported the attachment.
     since: Instant,
 }
 
-/// Inputs of a pod's requests: its annotations, and the version of the definitions.
+/// What a pod's requests are computed from: its annotations, and the definitions' version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RequestInputs {
     selection: [Option<String>; 2],
@@ -111,16 +112,16 @@ struct RequestInputs {
 #[derive(Clone, Debug, PartialEq)]
 struct Written {
     state: PodState,
-    /// Uid of the object that contains them: the API's object of a static pod may be recreated without them.
+    /// Uid of the object that contains them: a static pod's API object may be recreated without them.
     object: String,
 }
 
-/// Stage of a case.
+/// Stage that a case is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Ports are being provided and written.
     Allocating,
-    /// The ports are written, and not all of them are ACTIVE.
+    /// The ports are written, and not all are ACTIVE.
     Waiting,
     /// All ports are ACTIVE, and this is written.
     Active,
@@ -142,7 +143,7 @@ impl Stage {
 // === impl Case ===
 
 impl Case {
-    /// Returns the case of a pod with these written ports.
+    /// Returns a case for a pod with these written ports.
     fn new(subject: &Arc<PodSubject>, state: PodState, stage: Stage) -> Case {
         let mut case = Case {
             subject: Arc::clone(subject),
@@ -274,7 +275,7 @@ impl PortReconciler {
         }
     }
 
-    /// Begins or continues the case of a pod.
+    /// Begins or continues a pod's case.
     fn consider(self: &Arc<PortReconciler>, subject: &Arc<PodSubject>) {
         let pod = &subject.pod;
         let rules = &self.allocator.rules;
@@ -333,7 +334,7 @@ impl PortReconciler {
         }
     }
 
-    /// Continues the case of a pod.
+    /// Continues a pod's case.
     fn reconsider(self: &Arc<PortReconciler>, case: &mut Case, subject: &Arc<PodSubject>) {
         let pod = &subject.pod;
         if selection(&case.subject.pod) != selection(pod) {
@@ -388,7 +389,7 @@ impl PortReconciler {
         }
     }
 
-    /// Returns the current inputs of a pod's requests.
+    /// Returns what a pod's requests are computed from now.
     fn inputs(&self, subject: &PodSubject) -> RequestInputs {
         let selection = selection(&subject.pod).map(|text| text.cloned());
         RequestInputs { selection, definitions: *self.definitions.changes().borrow() }

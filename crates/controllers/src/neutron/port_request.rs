@@ -1,11 +1,13 @@
-//! Port requests: the Neutron ports that a pod needs, computed from the pod, the definitions it selects, and the rules.
+//! Port requests: the Neutron ports that a pod needs, computed from the pod, the definitions it selects, and
+//! the rules.
 //!
-//! - The port of the default interface follows the default-network annotation, else the rule for all pods.
+//! - The port for the default interface follows the default-network annotation, else the rule for all pods.
 //! - A network is a Neutron network if its definition has `openstack.org/kuryr-config`.
-//! - Further interfaces are numbered in the order of the annotation, counting Neutron networks only.
+//! - Further interfaces are numbered in annotation order, counting Neutron networks only.
 //! - The annotation is read like on the node, so an element without a namespace is in the pod's namespace.
 //!
-//! Source: Kuryr-Kubernetes specification and `multi_vif.py`; multi-network specification (NPWG), section 4.1.2.
+//! Source: Kuryr-Kubernetes specification and `multi_vif.py`; multi-network specification (NPWG), section
+//! 4.1.2.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,25 +23,25 @@ use thiserror::Error;
 use crate::neutron::port_rules::{Driver, Rules, UnknownDriver};
 use kube_support::kuryr::definition::is_of_plugin;
 
-/// Maximum size of Kuryr's annotation, in bytes.
+/// Maximum size for Kuryr's annotation, in bytes.
 const CONFIG_MAX: usize = 16 << 10;
 
 /// Port that a pod requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortRequest {
-    /// Name of the interface in Kuryr: `eth0`, `eth1`…
+    /// Interface name in Kuryr: `eth0`, `eth1`…
     pub(crate) name: String,
-    /// Id of the subnet.
+    /// Subnet id.
     pub(crate) subnet: String,
     /// Driver that plugs the port in.
     pub(crate) driver: Driver,
-    /// Requested addresses.
+    /// Addresses that the pod requests.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Requested hardware address.
+    /// Hardware address that the pod requests.
     pub(crate) mac: Option<String>,
 }
 
-/// Content of Kuryr's annotation of a definition.
+/// What Kuryr's annotation on a definition contains.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Config {
@@ -52,7 +54,7 @@ struct Config {
 pub(crate) struct Selected {
     /// Network in place of the node's default network.
     pub(crate) default: Option<Element>,
-    /// Additional networks, in the order of the annotation.
+    /// Additional networks, in annotation order.
     pub(crate) elements: Vec<Element>,
     /// Faults for which an annotation is ignored.
     pub(crate) ignored: Vec<String>,
@@ -65,7 +67,7 @@ impl Selected {
     }
 }
 
-/// Reason why the ports of a pod cannot be requested.
+/// Why a pod's ports cannot be requested.
 #[derive(Debug, Error)]
 pub(crate) enum RequestError {
     /// The annotations are refused.
@@ -74,17 +76,17 @@ pub(crate) enum RequestError {
     /// A selected definition does not exist.
     #[error("network {0}: no such NetworkAttachmentDefinition")]
     NoDefinition(NetworkReference),
-    /// Kuryr's annotation of a definition is invalid.
+    /// Kuryr's annotation on a definition is invalid.
     #[error("network {network}: {KURYR_CONFIG}: {error}")]
     Definition {
-        /// Definition of the network.
+        /// Definition with the annotation.
         network: NetworkReference,
-        /// Fault of the annotation.
+        /// What is wrong in the annotation.
         error: ConfigError,
     },
 }
 
-/// Fault of Kuryr's annotation of a definition.
+/// What is wrong in Kuryr's annotation on a definition.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     /// The annotation is too large.
@@ -104,8 +106,8 @@ pub(crate) enum ConfigError {
     SubnetId(String),
 }
 
-/// Returns the networks that a pod's annotations select. An invalid annotation selects nothing, like on the node. A node that is
-/// configured to refuse such a pod does so independently of its ports.
+/// Returns the networks that a pod's annotations select. An invalid annotation selects nothing, like on the
+/// node. A node that is configured to refuse such a pod does so independently of its ports.
 ///
 /// # Errors
 /// A selected network cannot be attached.

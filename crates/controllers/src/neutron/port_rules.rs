@@ -1,7 +1,7 @@
-//! Rules of the Neutron controller, from its own YAML or from a `kuryr.conf`.
+//! Rules for the Neutron controller, from its own YAML or from a `kuryr.conf`.
 //!
 //! - An unknown key is refused by name.
-//! - Drivers have the names that they have in Kuryr. Defaults are those of Kuryr.
+//! - Drivers have the same names and defaults as in Kuryr.
 //!
 //! Source: Kuryr-Kubernetes `config.py` (2023.1), sections `kubernetes`, `neutron_defaults`, `vif_pool`,
 //! `pod_vif_nested`; Kuryr-Kubernetes specification, `enabled_vif_drivers`.
@@ -12,14 +12,14 @@ use std::fmt;
 use serde::Deserialize;
 use thiserror::Error;
 
-/// Prefix of the tag with the cluster of a port.
+/// Tag prefix for the cluster that a port belongs to.
 pub(super) const CLUSTER: &str = "weft-cluster=";
-/// Driver that reads the annotation of the multi-network specification (NPWG).
+/// Driver that reads the annotation from the multi-network specification (NPWG).
 pub(crate) const NPWG: &str = "npwg_multiple_interfaces";
 /// Drivers for additional networks.
 const MULTI_DRIVERS: [&str; 2] = ["noop", NPWG];
 
-/// Settings of the Neutron controller.
+/// Settings for the Neutron controller.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     /// Access to the cloud.
@@ -34,49 +34,49 @@ pub(crate) struct Settings {
 pub(crate) struct Rules {
     /// Drivers for additional networks: `npwg_multiple_interfaces`, `noop`.
     pub(crate) enabled_vif_drivers: Vec<String>,
-    /// Whether the default interface of every pod is a port in `podSubnet`.
+    /// Whether every pod's default interface is a port in `podSubnet`.
     pub(crate) default_network: bool,
-    /// Subnet of a port whose definition names none.
+    /// Subnet for a port whose definition names none.
     pub(crate) pod_subnet: String,
     /// Subnet by driver, for ports whose definition names none.
     pub(crate) subnet_mapping: BTreeMap<String, String>,
-    /// Driver of a port whose definition names none.
+    /// Driver for a port whose definition names none.
     pub(crate) pod_vif_driver: Driver,
-    /// Project of the ports; if empty, the token's project.
+    /// Project that the ports belong to; if empty, the token's project.
     pub(crate) project: String,
-    /// Security groups of the ports; if empty, the project's default group.
+    /// Security groups on the ports; if empty, the project's default group.
     pub(crate) pod_security_groups: Vec<String>,
-    /// Bridge of the switch, if the binding names none.
+    /// Bridge on the switch, if the binding names none.
     pub(crate) ovs_bridge: String,
-    /// Further tags of each port.
+    /// Further tags on each port.
     pub(crate) resource_tags: Vec<String>,
-    /// Name of the cluster, which distinguishes its ports from those of other clusters in the project.
+    /// Cluster name, which distinguishes its ports from those that other clusters have in the project.
     pub(crate) cluster: String,
     /// Whether ports have the name `namespace/pod`.
     pub(crate) port_debug: bool,
-    /// Namespace of a default network that is named without one, like `multusNamespace` on the nodes.
+    /// Namespace for a default network that is named without one, like `multusNamespace` on the nodes.
     pub(crate) multus_namespace: String,
-    /// Prefix of further interfaces: `eth` for `eth1`…
+    /// Prefix for further interfaces: `eth` for `eth1`…
     pub(crate) additional_ifname_prefix: String,
     /// Subnets in which nodes have their own ports, for nested ports.
     pub(crate) worker_nodes_subnets: Vec<String>,
-    /// Maximum MTU of an interface, in bytes; 0 means the network's MTU.
+    /// Maximum MTU for an interface, in bytes; 0 means the network's MTU.
     pub(crate) network_device_mtu: u32,
-    /// Pools of unused ports.
+    /// Pools with unused ports.
     pub(crate) pool: Pool,
 }
 
-/// Settings of the pools of unused ports.
+/// Settings for the pools with unused ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct Pool {
     /// Whether there are pools.
     pub(crate) enabled: bool,
-    /// Number of ports below which a pool is filled.
+    /// A pool with fewer ports is filled.
     pub(crate) min: usize,
     /// Maximum number of ports in a pool; 0 means no limit.
     pub(crate) max: usize,
-    /// Number of ports that are created in one request.
+    /// How many ports are created in one request.
     pub(crate) batch: usize,
 }
 
@@ -87,9 +87,9 @@ pub(crate) enum Driver {
     /// Into the node's switch.
     #[default]
     NeutronVif,
-    /// As a VLAN subport of the node's own port.
+    /// As a VLAN subport on the node's own port.
     NestedVlan,
-    /// As a macvlan on the node, with an allowed address pair of the node's own port.
+    /// As a macvlan on the node, with an allowed address pair on the node's own port.
     NestedMacvlan,
 }
 
@@ -100,7 +100,7 @@ impl Driver {
         ("nested-macvlan", Driver::NestedMacvlan),
     ];
 
-    /// Returns the driver of this name.
+    /// Returns the driver with this name.
     ///
     /// # Errors
     /// There is no such driver; the error lists the drivers.
@@ -110,7 +110,7 @@ impl Driver {
     }
 }
 
-/// Name of an unknown driver.
+/// Driver name that weft does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0:?} is not one of {names}", names = Driver::ALL.map(|(known, _)| known).join(", "))]
 pub(crate) struct UnknownDriver(String);
@@ -121,7 +121,7 @@ pub(crate) enum RulesError {
     /// A driver for additional networks is unknown.
     #[error("enabled_vif_drivers: {0:?} is not one of {names}", names = MULTI_DRIVERS.join(", "))]
     MultiDriver(String),
-    /// A driver of the subnet mapping is unknown.
+    /// A driver in the subnet mapping is unknown.
     #[error("subnet_mapping: {0}")]
     SubnetMapping(UnknownDriver),
     /// There is no subnet for the default interfaces.
@@ -133,7 +133,7 @@ pub(crate) enum RulesError {
     /// The prefix is not valid in an interface name.
     #[error("additional_ifname_prefix: {0:?} is not one to ten lower-case letters")]
     Prefix(String),
-    /// The name of the cluster is not valid in a tag.
+    /// The cluster's name is not valid in a tag.
     #[error("cluster: {0:?} is not one to forty characters without a comma or a space")]
     Cluster(String),
 }
@@ -210,7 +210,7 @@ impl Rules {
         Ok(self)
     }
 
-    /// Returns the MTU of an interface on a network with this MTU.
+    /// Returns the MTU for an interface on a network with this MTU.
     pub(crate) fn mtu(&self, network: Option<u32>) -> Option<u32> {
         let most = Some(self.network_device_mtu).filter(|most| *most > 0);
         match (network, most) {
@@ -224,7 +224,7 @@ impl Rules {
         self.enabled_vif_drivers.iter().any(|name| name == NPWG)
     }
 
-    /// Returns the tag that all ports of this cluster have.
+    /// Returns the tag that all ports in this cluster have.
     pub(crate) fn cluster_tag(&self) -> String {
         format!("{CLUSTER}{}", self.cluster)
     }

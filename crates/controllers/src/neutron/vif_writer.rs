@@ -1,12 +1,14 @@
-//! Writer of a pod's VIFs: to Kuryr's annotation of the pod, or to a KuryrPort.
+//! Writer for a pod's VIFs: to Kuryr's annotation on the pod, or to a KuryrPort.
 //!
-//! - Each write contains the pod's uid, so that it never changes another pod of the same name.
-//! - The KuryrPort of an earlier pod of the same name is deleted, and one for this pod is created.
+//! - Each write contains the pod's uid, so that it never changes another pod with the same name.
+//! - If an earlier pod with the same name has left a KuryrPort, it is deleted, and one for this pod is
+//!   created.
 //! - Kuryr's finalizers are removed only after the ports are released, and no other finalizer is removed.
-//! - A pod is changed through its subresource `status`, which accepts annotations and finalizers, and no change of `spec`.
-//!   So the token of the controller cannot change images.
+//! - A pod is changed through its subresource `status`, which accepts annotations and finalizers, but no
+//!   change to `spec`. So the controller's token cannot change images.
 //!
-//! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
+//! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD
+//! `kuryrports`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -20,16 +22,16 @@ use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
 use kube_support::kuryr::{ANNOTATION, KuryrPort, RequestError, VifLocation};
 
-/// Label of a KuryrPort with the node of its pod.
+/// Label on a KuryrPort with its pod's node.
 const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";
 
-/// Failure of a write to a pod or to its KuryrPort.
+/// Why a pod or its KuryrPort was not written.
 #[derive(Debug, Error)]
 pub(crate) enum WriteError {
     /// The request for the pod failed.
     #[error("get pod: {}", api_error::describe(.0))]
     GetPod(kube::Error),
-    /// The annotation of the pod was not written.
+    /// The pod's annotation was not written.
     #[error("{}", api_error::describe(.0))]
     Annotate(kube::Error),
     /// The request for the KuryrPort failed.
@@ -41,11 +43,11 @@ pub(crate) enum WriteError {
     /// A finalizer was not removed.
     #[error("{kind}: {finalizer}: {}", api_error::describe(.error))]
     RemoveFinalizer {
-        /// Kind of the object.
+        /// Object kind.
         kind: String,
-        /// Name of the finalizer.
+        /// Finalizer name.
         finalizer: String,
-        /// Error of the API.
+        /// What the API server or the client reported.
         error: kube::Error,
     },
 }
@@ -59,7 +61,7 @@ pub(crate) enum Unwritten {
     Failed(WriteError),
 }
 
-/// Writes the VIFs of a pod.
+/// Writes a pod's VIFs.
 pub(crate) async fn write(
     location: VifLocation,
     client: &Client,
@@ -85,7 +87,7 @@ async fn annotate(client: &Client, subject: &PodSubject, state: &PodState) -> Re
     }
 }
 
-/// Creates or changes the KuryrPort of a pod. A missing resource does not mean that the pod is deleted.
+/// Creates or changes a pod's KuryrPort. A missing resource does not mean that the pod is deleted.
 async fn put_port(client: &Client, subject: &PodSubject, state: &PodState) -> Result<(), WriteError> {
     let pod = &subject.pod;
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
@@ -161,7 +163,7 @@ fn removal(of: &ObjectMeta, finalizer: &str) -> Result<Option<Patch<()>>, serde_
     Ok(Some(Patch::Json(serde_json::from_value(change)?)))
 }
 
-/// Names the object in the error of a removal. An object that no longer exists has no finalizer.
+/// Names the object in an error about a removal. An object that no longer exists has no finalizer.
 fn removed<K>(finalizer: &str, patched: Result<(), kube::Error>) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = ()>,

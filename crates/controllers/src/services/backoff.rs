@@ -1,6 +1,6 @@
-//! Back-off of Services whose slices could not be written, and names that other controllers have.
+//! Back-off for Services whose slices could not be written, and names that other controllers have.
 //!
-//! - A failure of one Service does not delay the others.
+//! - If one Service fails, the others are not delayed.
 //! - The pauses between attempts grow.
 //! - A name that belongs to another controller is not tried again.
 
@@ -12,15 +12,15 @@ use kube_support::resources::Key;
 /// First and longest pause after a failure.
 pub(super) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// State of the Services with a failure or with a taken name.
+/// State for each Service with a failure or with a taken name.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(BTreeMap<Key, Retry>);
 
 #[derive(Debug, Default)]
 struct Retry {
-    /// End of the pause and its length; none after a success.
+    /// When the pause ends and how long it is; none after a success.
     pause: Option<(Instant, Duration)>,
-    /// Names of slices that other controllers have.
+    /// Slice names that other controllers have.
     taken: BTreeSet<String>,
 }
 
@@ -56,12 +56,12 @@ impl Backoff {
         *pause = Some((now + length, length));
     }
 
-    /// Returns the earliest end of a pause.
+    /// Returns when the earliest pause ends.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.values().filter_map(|retry| retry.pause).map(|(until, _)| until).min()
     }
 
-    /// Removes the state of Services that are not selected by `is_there`.
+    /// Removes the state for Services that `is_there` does not select.
     pub(super) fn retain(&mut self, is_there: impl Fn(&Key) -> bool) {
         self.0.retain(|service, _| is_there(service));
     }

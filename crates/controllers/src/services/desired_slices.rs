@@ -1,19 +1,20 @@
-//! Desired endpoints of a Service: addresses of its pods on the selected networks, grouped by family and ports.
+//! Desired endpoints for a Service: its pods' addresses on the selected networks, grouped by family and
+//! ports.
 //!
 //! Kubernetes' own controller has the same rules where it has any:
-//! - An address is `serving` while its pod is ready, and `terminating` while the pod is being deleted. It is `ready` if it
-//!   serves and does not terminate, or if the Service publishes addresses that are not ready.
-//! - A named target port is resolved for each pod. Pods with different numbers are in different groups. A pod without the
-//!   port is listed without it.
+//! - An address is `serving` while its pod is ready, and `terminating` while the pod is being deleted. It is
+//!   `ready` if it serves and does not terminate, or if the Service publishes addresses that are not ready.
+//! - A named target port is resolved for each pod. Pods with different numbers are in different groups. A pod
+//!   without the port is listed without it.
 //! - A pod whose `subdomain` is the Service gets its `hostname`, a DNS name of its own.
-//! - An invalid request, or one for a Service whose endpoints Kubernetes publishes itself, is refused with the key, the
-//!   value and the next step. Nothing is published then.
+//! - An invalid request, or one for a Service whose endpoints Kubernetes publishes itself, is refused with
+//!   the key, the value and the next step. Nothing is published then.
 //!
-//! Only pods of the Service's namespace count, and only networks that they are attached to. Access to a network of another
-//! namespace was decided when the pod was attached.
+//! Only pods in the Service's namespace count, and only networks that they are attached to. Access to a
+//! network in another namespace was decided when the pod was attached.
 //!
-//! Source: Kubernetes `pkg/controller/endpointslice`, `pkg/controller/util/endpoint`; the DNS specification, records for headless
-//! Services.
+//! Source: Kubernetes `pkg/controller/endpointslice`, `pkg/controller/util/endpoint`; the DNS specification,
+//! records for headless Services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -28,25 +29,25 @@ use crate::services::service_objects::{
     ServicePort, Target,
 };
 
-/// Maximum number of networks of a Service.
+/// Maximum number of networks for a Service.
 const NETWORKS_MAX: usize = 32;
 /// Maximum number of labels in a selector.
 const LABELS_MAX: usize = 64;
-/// Maximum length of a value in an error, in bytes.
+/// Maximum length for a value in an error, in bytes.
 const SHOWN_MAX: usize = 100;
 
-/// Addresses of one family with the same ports, which may share slices.
+/// Addresses in one family with the same ports, which may share slices.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Group {
     /// `IPv4` or `IPv6`.
     pub(crate) family: &'static str,
     /// Ports, sorted.
     pub(crate) ports: Vec<Port>,
-    /// Endpoints, sorted by the name of their pod.
+    /// Endpoints, sorted by pod name.
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// Reason why a Service has no endpoints, for its owner.
+/// Why a Service has no endpoints, for its owner.
 #[derive(Debug, Error)]
 pub(crate) enum ServiceError {
     /// The Service has the type ExternalName.
@@ -62,23 +63,23 @@ pub(crate) enum ServiceError {
         shown(.0)
     )]
     NotHeadless(String),
-    /// Kubernetes publishes the addresses of the default network for the Service.
+    /// Kubernetes publishes the default network's addresses for the Service.
     #[error(
         "{SERVICE_NETWORK}: spec.selector: {key}={value}: Kubernetes publishes the default network's addresses for a selector, \
          and keeps them when it is removed: recreate the Service with the annotation {SERVICE_SELECTOR} instead"
     )]
     Selector {
-        /// First label of the selector.
+        /// First label in the selector.
         key: String,
-        /// Value of the label.
+        /// Label value.
         value: String,
     },
-    /// An item is not the name of a network.
+    /// An item does not name a network.
     #[error("{SERVICE_NETWORK}: {}: {fault}: use NAME or NAMESPACE/NAME, separated by commas", shown(.item))]
     Network {
-        /// Item of the annotation.
+        /// Item in the annotation.
         item: String,
-        /// Fault of the name.
+        /// What is wrong with the name.
         fault: String,
     },
     /// There are too many networks.
@@ -92,9 +93,9 @@ pub(crate) enum ServiceError {
     /// An item is not a label.
     #[error("{SERVICE_SELECTOR}: {}: {fault}: use KEY=VALUE, separated by commas", shown(.item))]
     Label {
-        /// Item of the annotation.
+        /// Item in the annotation.
         item: String,
-        /// Fault of the label.
+        /// What is wrong with the label.
         fault: &'static str,
     },
     /// There are too many labels.
@@ -102,10 +103,10 @@ pub(crate) enum ServiceError {
     TooManyLabels,
 }
 
-/// Returns the desired endpoints of a Service, among the pods of its namespace.
+/// Returns the desired endpoints for a Service, among the pods in its namespace.
 ///
 /// # Errors
-/// The reason why the request is refused.
+/// Why the request is refused.
 pub(crate) fn groups(
     service: &Service,
     request: &NetworkRequest,
@@ -136,7 +137,7 @@ pub(crate) fn groups(
     Ok(groups.collect())
 }
 
-/// Returns the identity of an endpoint: uid of the pod and address.
+/// Returns what identifies an endpoint: pod uid and address.
 pub(crate) fn identity(endpoint: &Endpoint) -> (String, String) {
     (endpoint.target_ref.uid.clone(), endpoint.addresses.first().cloned().unwrap_or_default())
 }
@@ -176,7 +177,7 @@ fn endpoint(service: &Service, request: &NetworkRequest, pod: &Backend, address:
     }
 }
 
-/// Returns the ports of a pod for the ports of the Service, sorted.
+/// Returns a pod's ports for the Service's ports, sorted.
 fn ports(ports: &[ServicePort], pod: &Backend) -> Vec<Port> {
     let of_pod = |wanted: &ServicePort| {
         let protocol = if wanted.protocol.is_empty() { "TCP" } else { &wanted.protocol };
@@ -229,7 +230,7 @@ fn networks(service: &Service, text: &str) -> Result<BTreeSet<String>, ServiceEr
     Ok(networks)
 }
 
-/// Returns the labels that a pod must have, as in `spec.selector` of a Service.
+/// Returns the labels that a pod must have, as in a Service's `spec.selector`.
 fn selector(request: &NetworkRequest) -> Result<BTreeMap<&str, &str>, ServiceError> {
     let refused = |item: &str, fault| ServiceError::Label { item: item.to_owned(), fault };
     let Some(text) = &request.selector else {

@@ -1,10 +1,13 @@
 //! Services, pods and EndpointSlices, reduced to the fields that the Services controller uses.
 //!
-//! - Of a Service without the annotation, and of a pod without a network-status, little more than the name is kept.
-//! - A network-status is untrusted: every user that can change the pod can write it. The number of addresses is limited, and
-//!   addresses that the API server would reject are dropped, because it rejects the whole slice for one of them.
+//! - From a Service without the annotation, and from a pod without a network-status, little more than the
+//!   name is kept.
+//! - A network-status is untrusted: every user that can change the pod can write it. The number of addresses
+//!   is limited, and addresses that the API server would reject are dropped, because one such address makes
+//!   it reject the whole slice.
 //!
-//! Source: Service v1, Pod v1, EndpointSlice `discovery.k8s.io/v1`; multi-network specification (NPWG), section 5 (network-status).
+//! Source: Service v1, Pod v1, EndpointSlice `discovery.k8s.io/v1`; multi-network specification (NPWG),
+//! section 5 (network-status).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,40 +22,41 @@ use serde_json::Value;
 use kube_support::resource;
 use kube_support::resources::{Container, Reduced, all_named_ports};
 
-/// Annotation of a Service: networks whose addresses are published, as in multus-service.
+/// Annotation on a Service: networks whose addresses are published, as in multus-service.
 pub(crate) const SERVICE_NETWORK: &str = "k8s.v1.cni.cncf.io/service-network";
-/// Annotation of a Service: labels of its pods. With `spec.selector` Kubernetes would publish the default network's addresses.
+/// Annotation on a Service: its pods' labels. With `spec.selector` Kubernetes would publish the default
+/// network's addresses.
 pub(crate) const SERVICE_SELECTOR: &str = "weft.dev/service-selector";
-/// Label of a slice: name of its Service.
+/// Label on a slice: the Service's name.
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of a slice: controller that manages it.
+/// Label on a slice: controller that manages it.
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// Value of [`MANAGED_BY`] for this controller.
+/// Value that [`MANAGED_BY`] has for this controller.
 pub(crate) const MANAGER: &str = "weft-controller-services";
-/// Maximum number of addresses of one pod.
+/// Maximum number of addresses for one pod.
 const ADDRESSES_MAX: usize = 64;
 
-/// Reduced form of a Service.
+/// Service, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Service {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// Request of the Service; none without the annotation, or while it is being deleted.
+    /// What the Service requests; none without the annotation, or while it is being deleted.
     pub(crate) request: Option<NetworkRequest>,
 }
 
-/// Request of a Service to publish addresses of networks.
+/// What a Service requests: the networks whose addresses to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NetworkRequest {
-    /// Value of the annotation [`SERVICE_NETWORK`].
+    /// Value in the annotation [`SERVICE_NETWORK`].
     pub(crate) networks: String,
-    /// Value of the annotation [`SERVICE_SELECTOR`].
+    /// Value in the annotation [`SERVICE_SELECTOR`].
     pub(crate) selector: Option<String>,
     pub(crate) spec: ServiceSpec,
 }
 
-/// Spec of a Service, reduced to the fields that are used.
+/// Service spec, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ServiceSpec {
@@ -66,7 +70,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) publish_not_ready_addresses: bool,
 }
 
-/// Port of a Service.
+/// Port on a Service.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ServicePort {
@@ -74,25 +78,25 @@ pub(crate) struct ServicePort {
     pub(crate) port: u16,
     pub(crate) protocol: String,
     pub(crate) app_protocol: Option<String>,
-    /// Number, or name of a container's port.
+    /// Number, or name that a container's port has.
     pub(crate) target_port: Value,
 }
 
-/// Reduced form of a pod.
+/// Pod, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Backend {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) labels: BTreeMap<String, String>,
-    /// Network and address, in the order of the network-status; empty if the pod has ended.
+    /// Network and address, in network-status order; empty if the pod has ended.
     pub(crate) addresses: Vec<(String, IpAddr)>,
     pub(crate) node: String,
     pub(crate) hostname: String,
     pub(crate) subdomain: String,
     pub(crate) ready: bool,
     pub(crate) terminating: bool,
-    /// Named ports of the containers: name, protocol, number.
+    /// Named container ports: name, protocol, number.
     pub(crate) ports: Vec<(String, String, u16)>,
 }
 
@@ -197,7 +201,7 @@ impl Reduced for BackendObject {
     }
 }
 
-/// Returns the addresses of every network in a network-status that can be published, each once.
+/// Returns the addresses on every network in a network-status that can be published, each once.
 fn addresses(status: &str) -> Vec<(String, IpAddr)> {
     let entries: Vec<Entry> = serde_json::from_str(status).unwrap_or_default();
     let mut seen = BTreeSet::new();
@@ -221,7 +225,7 @@ fn address(text: &str) -> Option<IpAddr> {
     } && !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast()))
 }
 
-/// EndpointSlice of `discovery.k8s.io/v1beta1` or `v1`.
+/// EndpointSlice in `discovery.k8s.io/v1beta1` or `v1`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SliceObject<const BETA: bool> {
@@ -238,10 +242,10 @@ pub(crate) struct SliceObject<const BETA: bool> {
     ports: Vec<Port>,
 }
 
-/// Reduced form of an EndpointSlice.
+/// EndpointSlice, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Slice {
-    /// Name, labels and owner; of an existing slice also uid and resource version.
+    /// Name, labels and owner; on an existing slice also uid and resource version.
     pub(crate) metadata: ObjectMeta,
     /// `IPv4` or `IPv6`.
     pub(crate) family: String,
@@ -250,13 +254,13 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// Returns the value of a label.
+    /// Returns a label's value.
     pub(crate) fn label(&self, key: &str) -> Option<&str> {
         self.metadata.labels.as_ref()?.get(key).map(String::as_str)
     }
 }
 
-/// Endpoint of a slice.
+/// Endpoint in a slice.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Endpoint {
@@ -269,7 +273,7 @@ pub(crate) struct Endpoint {
     pub(crate) target_ref: Target,
 }
 
-/// Conditions of an endpoint.
+/// Conditions on an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Conditions {
@@ -281,7 +285,7 @@ pub(crate) struct Conditions {
     pub(crate) terminating: Option<bool>,
 }
 
-/// Pod of an endpoint.
+/// Pod behind an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Target {
@@ -291,13 +295,13 @@ pub(crate) struct Target {
     pub(crate) uid: String,
 }
 
-/// Port of all endpoints of a slice.
+/// Port that all endpoints in a slice have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) protocol: String,
-    /// Number of the port. The API server does not limit it, so a manually written slice may have any.
+    /// Port number. The API server does not limit it, so a manually written slice may have any.
     pub(crate) port: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) app_protocol: Option<String>,
@@ -313,7 +317,7 @@ where
 }
 
 impl<const BETA: bool> SliceObject<BETA> {
-    /// Returns the object of a slice.
+    /// Returns the object for a slice.
     pub(crate) fn of(slice: &Slice) -> SliceObject<BETA> {
         let Slice { metadata, family, endpoints, ports } = slice.clone();
         let version = if BETA { "v1beta1" } else { "v1" };

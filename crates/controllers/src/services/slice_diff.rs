@@ -1,11 +1,12 @@
-//! Difference between the slices of a Service and the desired ones: the fewest writes that remove it.
+//! Difference between a Service's slices and the desired ones: the fewest writes that remove it.
 //!
-//! - An address stays in its slice. A new one goes into a slice that is written anyway, else into one with room.
-//! - A slice has at most 100 addresses, so that a change of one pod is a small update for every watcher.
+//! - An address stays in its slice. A new one goes into a slice that is written anyway, else into one with
+//!   room.
+//! - A slice has at most 100 addresses, so that when one pod changes, every watcher gets a small update.
 //! - Slices that are empty, have other ports, or belong to a Service without a request are deleted.
 //! - Fields that an old API server drops are not a difference.
-//! - A new slice gets the first free name, so that a create whose response was lost is repeated with the same name. Names
-//!   of other controllers' slices are not free.
+//! - A new slice gets the first free name, so that a create whose response was lost is repeated with the same
+//!   name. Names that other controllers' slices have are not free.
 //!
 //! Source: Kubernetes `pkg/controller/endpointslice/reconciler.go`, `--max-endpoints-per-slice`.
 
@@ -21,17 +22,17 @@ use crate::services::service_objects::{
 
 /// Maximum number of addresses in a slice.
 const ENDPOINTS_MAX: usize = 100;
-/// Label of slices of headless Services, as Kubernetes' own controller sets it.
+/// Label on slices for headless Services, as Kubernetes' own controller sets it.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// Write of a slice.
+/// What to write.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SliceChange {
-    /// Creates the slice.
+    /// Create the slice.
     Create(Slice),
     /// Replaces the slice whose resource version it has.
     Replace(Slice),
-    /// Deletes the slice.
+    /// Delete the slice.
     Delete(Slice),
 }
 
@@ -42,7 +43,7 @@ impl SliceChange {
         slice
     }
 
-    /// Returns the name of the slice.
+    /// Returns the slice's name.
     pub(crate) fn name(&self) -> &str {
         self.slice().metadata.name.as_deref().unwrap_or_default()
     }
@@ -125,7 +126,7 @@ impl Filled<'_> {
     }
 }
 
-/// Returns a slice with the labels and the owner of the Service.
+/// Returns a slice with the Service's labels and owner.
 fn slice(service: &Service, group: &Group, metadata: ObjectMeta, endpoints: Vec<Endpoint>) -> Slice {
     let mut labels = metadata.labels.unwrap_or_default();
     labels.extend(own_labels(service));

@@ -1,7 +1,7 @@
-//! Pool of an address that a pod shows; pools of several address spaces may contain the address.
+//! Pool that an address on a pod comes from; pools in several address spaces may contain the address.
 //!
-//! The first match counts: the pool in which the address is leased for the pod, in which the pod's node leases the block,
-//! or the smallest pool.
+//! The first match counts: the pool in which the address is leased for the pod, in which the pod's node
+//! leases the block, or the smallest pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,20 +17,20 @@ use crate::virtual_machine::OF_MACHINE;
 pub(crate) struct AddressUse<'a> {
     pub(crate) pod: &'a Holder,
     pub(crate) ip: IpAddr,
-    /// Name of the network in the status.
+    /// Network name in the status.
     pub(crate) network: &'a str,
-    /// Pools of the address: several if nothing tells them apart, none if no pool contains it.
+    /// Pools that may contain the address: several if nothing tells them apart, none if no pool contains it.
     pub(crate) pools: Vec<&'a str>,
-    /// Object that contains the address in the first of the pools.
+    /// Object that contains the address in the first pool.
     pub(crate) lessor: Option<Lessor<'a>>,
 }
 
-/// Holder of the object that contains an address.
+/// Who holds the object that contains an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lessor<'a> {
     /// Node; empty: none.
     pub(crate) node: &'a str,
-    /// Uid of the pod of a single address.
+    /// Uid of the pod that has a single address.
     uid: &'a str,
     /// Whether the object is a single address.
     pub(crate) is_single: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Lessor<'a> {
     pub(crate) is_shared: bool,
 }
 
-/// Certainty that an address is of a pool, best first.
+/// How certain it is that an address comes from a pool, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
     Pod,

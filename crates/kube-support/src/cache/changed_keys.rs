@@ -1,6 +1,7 @@
-//! Keys of the objects of a cache that changed, for consumers that handle each object on its own.
+//! Keys whose objects changed in a cache, for consumers that handle each object on its own.
 //!
-//! Keys are collected until the consumer takes them. If there are too many, the consumer handles all objects instead.
+//! Keys are collected until the consumer takes them. If there are too many, the consumer handles all objects
+//! instead.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,7 +11,7 @@ use crate::resources::Key;
 /// Maximum number of collected keys.
 const KEYS_MAX: usize = 4096;
 
-/// Objects that changed.
+/// Which objects changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// Each object may have changed.
@@ -19,11 +20,11 @@ pub enum Changed {
     Keys(BTreeSet<Key>),
 }
 
-/// Keys of objects that changed since they were last taken.
+/// Keys whose objects changed since they were last taken.
 #[derive(Debug)]
 pub struct ChangedKeys(Arc<Mutex<Changed>>);
 
-/// Consumers of a cache.
+/// Consumers that follow a cache.
 #[derive(Debug, Default)]
 pub(super) struct Consumers(Vec<Weak<Mutex<Changed>>>);
 
@@ -46,7 +47,7 @@ impl Consumers {
         ChangedKeys(changed)
     }
 
-    /// Records a change of the object with this key.
+    /// Records that the object with this key changed.
     pub(super) fn record(&mut self, key: &Key) {
         self.each(|changed| {
             if let Changed::Keys(keys) = changed {

@@ -1,7 +1,7 @@
 //! Caches that this process follows, for its metrics and its readiness.
 //!
-//! The list belongs to the process, as its metrics do: each cache is in it while something uses the cache. Caches of one
-//! kind, for example of several namespaces, count as one; its age is that of the oldest.
+//! The list belongs to the process, as its metrics do: each cache is in it while something uses the cache.
+//! Caches for one kind, for example in several namespaces, count as one, and the oldest determines the age.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,29 +15,29 @@ pub const STALE: Duration = Duration::from_secs(120);
 
 static FOLLOWED: Mutex<Vec<Weak<dyn FollowedCache>>> = Mutex::new(Vec::new());
 
-/// Cache of any kind.
+/// Cache for any kind.
 pub(super) trait FollowedCache: Send + Sync {
     fn state(&self) -> CacheState;
 }
 
-/// State of the caches of one kind.
+/// State of all caches for one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheState {
-    /// Name of the kind.
+    /// Kind name.
     pub kind: &'static str,
-    /// Number of objects.
+    /// How many objects there are.
     pub objects: usize,
     /// Whether a complete list was read.
     pub is_synced: bool,
     /// Time since the cache was current, or since it was first requested; zero while it is current.
     pub age: Duration,
-    /// Number of failed lists and watches.
+    /// How many lists and watches failed.
     pub failures: u64,
     /// Reason why it is not current.
     pub why: Option<String>,
 }
 
-/// Adds a cache to those of the process.
+/// Adds a cache to the process's list.
 pub(super) fn register<T: PartialEq + Send + Sync + 'static>(cache: &Arc<Cache<T>>) {
     let cache: Weak<Cache<T>> = Arc::downgrade(cache);
     let mut followed = FOLLOWED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,7 +45,7 @@ pub(super) fn register<T: PartialEq + Send + Sync + 'static>(cache: &Arc<Cache<T
     followed.push(cache);
 }
 
-/// Returns the state of each kind, sorted by name.
+/// Returns each kind's state, sorted by name.
 pub fn states() -> Vec<CacheState> {
     let followed: Vec<Arc<dyn FollowedCache>> = {
         let followed = FOLLOWED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,12 +67,12 @@ pub fn stale(age: Duration) -> Vec<String> {
     stale.map(|state| state.to_string()).collect()
 }
 
-/// Returns the metrics of the caches.
+/// Returns metrics about the caches.
 pub fn metrics() -> String {
     page(&states())
 }
 
-/// Returns the metrics of these caches, as lines of OpenMetrics without its end.
+/// Returns metrics about these caches, as OpenMetrics lines without the end mark.
 pub(crate) fn page(states: &[CacheState]) -> String {
     let mut page = String::new();
     for (name, kind, help, value) in [

@@ -1,9 +1,9 @@
 //! Knowledge of whether a cache is current: what its list and its watch received, and when.
 //!
-//! - A cache is current from its complete list on, until its list or watch fails. A new watch makes it current again when the
-//!   API server begins its response. A list that is not complete changes nothing.
-//! - The responses of the API server are observed below the watch, which reports objects only: an accepted watch is silent
-//!   until an object changes, and a list until it is complete.
+//! - A cache is current from its complete list on, until its list or watch fails. A new watch makes it
+//!   current again when the API server begins its response. A list that is not complete changes nothing.
+//! - The API server's responses are observed below the watch, which reports objects only: an accepted watch
+//!   is silent until an object changes, and a list until it is complete.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,31 +28,31 @@ pub(super) struct Liveness(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Begin of the first list.
+    /// When the first list began.
     began: Instant,
     is_synced: bool,
     /// Whether a list is not complete.
     is_listing: bool,
-    /// Time of the first failure since the cache was current.
+    /// When the first failure since the cache was current happened.
     failing: Option<Instant>,
-    /// Reason of the last failure since the cache was current.
+    /// Why the last failure since the cache was current happened.
     why: Option<String>,
     failures: u64,
     request: Phase,
 }
 
-/// State of the last request for a list.
+/// How far the last list request is.
 #[derive(Debug)]
 enum Phase {
     /// It was not sent, or is complete.
     None,
     /// It was sent at this time.
     Sent(Instant),
-    /// The response began; time of its last data, and the number of its bytes so far.
+    /// The response began; when its last data arrived, and how many bytes so far.
     Receiving(Instant, usize),
 }
 
-/// Service that reports the responses to the requests of one cache.
+/// Service that reports the responses to one cache's requests.
 #[derive(Clone)]
 struct Observer {
     client: Client,
@@ -69,7 +69,7 @@ struct ObservedBody {
 // === impl Liveness ===
 
 impl Liveness {
-    /// Returns the state of a cache that was never filled.
+    /// Returns the state that a never filled cache has.
     pub(super) fn new() -> Arc<Liveness> {
         Arc::new(Liveness(Mutex::new(State {
             began: Instant::now(),
@@ -105,7 +105,7 @@ impl Liveness {
         state.recover()
     }
 
-    /// Records an event of the watch.
+    /// Records a watch event.
     pub(super) fn changed(&self) {
         let _ = self.state().recover();
     }
@@ -142,7 +142,7 @@ impl Liveness {
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Returns the number of failures.
+    /// Returns how many failures there were.
     pub(super) fn failures(&self) -> u64 {
         self.state().failures
     }

@@ -1,7 +1,8 @@
-//! Lookup or write of one object, concurrent with the watch of its cache.
+//! Lookup or write for one object, concurrent with the cache's watch.
 //!
-//! If the watch reports the object meanwhile, the response is dropped: an older response would restore a deleted object,
-//! and the watch is about to report a newer one. A lookup is recorded only until its response arrives.
+//! If the watch reports the object meanwhile, the response is dropped: an older response would restore a
+//! deleted object, and the watch is about to report a newer one. A lookup is recorded only until its response
+//! arrives.
 
 use std::sync::Arc;
 
@@ -13,11 +14,11 @@ use crate::resources::Key;
 pub struct PendingLookup<'a, T: PartialEq> {
     cache: &'a Cache<T>,
     key: Key,
-    /// Number of events about the object when the lookup began.
+    /// How many events about the object there were when the lookup began.
     events: u64,
 }
 
-/// Lookups of one object.
+/// Lookups on one object.
 #[derive(Debug, Default)]
 pub(super) struct Lookups {
     pending: usize,
@@ -77,7 +78,7 @@ impl<T: PartialEq> Drop for PendingLookup<'_, T> {
 // === impl Lookups ===
 
 impl Lookups {
-    /// Counts an event of the watch.
+    /// Counts a watch event.
     pub(super) fn record_event(&mut self) {
         self.events += 1;
     }

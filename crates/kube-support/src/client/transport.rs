@@ -1,14 +1,17 @@
-//! Connections to the API server, and the deadlines of what arrives over them.
+//! Connections to the API server, and the deadlines for what arrives over them.
 //!
-//! - Watches have HTTP/2 connections of their own. The client pings the server over them, so a connection that no longer
-//!   carries data ends even if a proxy or a load balancer keeps it open. Other requests use HTTP/1.1.
-//! - A server without HTTP/2, or a network that drops packets, is noticed by TCP: keepalive probes, and a limit for data that
-//!   is not acknowledged.
-//! - A body that is not a watch's must progress, and end. A watch may be silent for as long as its connection lives.
-//! - A server that is overloaded (429, 503, 504) is asked again twice, within a second. Its answer then reaches the caller.
+//! - Watches have HTTP/2 connections of their own. The client pings the server over them, so a connection
+//!   that no longer carries data ends even if a proxy or a load balancer keeps it open. Other requests use
+//!   HTTP/1.1.
+//! - A server without HTTP/2, or a network that drops packets, is noticed by TCP: keepalive probes, and a
+//!   limit for data that is not acknowledged.
+//! - A body that is not a watch's must progress, and end. A watch may be silent for as long as its connection
+//!   lives.
+//! - If a server is overloaded (429, 503, 504), it is asked again twice, within a second. Its answer then
+//!   reaches the caller.
 //!
-//! Source: client-go `rest/transport` (`ReadIdleTimeout` 30 s, `PingTimeout` 15 s); tcp(7), `TCP_KEEPIDLE` and
-//! `TCP_USER_TIMEOUT`; RFC 9113, section 6.7.
+//! Source: client-go `rest/transport` (`ReadIdleTimeout` 30 s, `PingTimeout` 15 s); tcp(7), `TCP_KEEPIDLE`
+//! and `TCP_USER_TIMEOUT`; RFC 9113, section 6.7.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
@@ -32,30 +35,31 @@ use tower::{BoxError, Layer, Service};
 
 use cli_support::failure::Failure;
 
-/// Timeout of a connection, with its TLS handshake.
+/// Timeout for a connection, including the TLS handshake.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Number of idle connections for requests, and the time until they are closed. If all connections die at once, a Lease is
-/// renewed over a new one in time: each dead one costs an attempt.
+/// How many idle connections are kept for requests, and for how long. If all connections die at once, a Lease
+/// must still be renewed over a new one in time: each dead one costs an attempt.
 const IDLE: (usize, Duration) = (2, Duration::from_secs(20));
-/// Number of HTTP/2 connections for watches. A server may allow 100 streams on each.
+/// How many HTTP/2 connections watches share. A server may allow 100 streams on each.
 const WATCH_CONNECTIONS: usize = 4;
-/// Silence after which a connection of watches is pinged, and the time to answer. A dead one ends within their sum.
+/// Silence after which a watch connection is pinged, and the time to answer. A dead one ends within their
+/// sum.
 const PING: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(15));
-/// Silence after which TCP probes a connection, the interval of the probes, and their number.
+/// Silence after which TCP probes a connection, the interval between probes, and their number.
 const PROBES: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 /// Time for which sent data may stay without acknowledgement.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
-/// Retries of a request that an overloaded server rejects, and the pauses before them.
+/// How often a request that an overloaded server rejects is retried, and the pauses before.
 const RETRIES: u32 = 2;
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 
-/// Deadlines of a response.
+/// Deadlines for a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
-    /// Time until a response begins, also that of a watch.
+    /// Time until a response begins, for watches as well.
     ///
-    /// A server that is not ready for a list may let it wait for a minute. A server that hangs, or whose address is
-    /// unreachable, may not answer for five minutes; a repeated request may reach another server.
+    /// A server that is not ready for a list may let it wait for a minute. A server that hangs, or whose
+    /// address is unreachable, may not answer for five minutes; a repeated request may reach another server.
     pub(crate) response: Duration,
     /// Longest pause in a body.
     pub(crate) pause: Duration,
@@ -63,7 +67,7 @@ pub(crate) struct Deadlines {
     pub(crate) body: Duration,
 }
 
-/// Deadlines of every client.
+/// Deadlines that every client has.
 pub(crate) const DEADLINES: Deadlines = Deadlines {
     response: Duration::from_secs(30),
     pause: Duration::from_secs(30),
@@ -83,18 +87,18 @@ struct Connections {
     deadlines: Deadlines,
 }
 
-/// Body of a response that fails if it stops.
+/// Response body that fails if it stops.
 #[derive(Debug)]
 pub(super) struct ProgressingBody {
     body: Incoming,
-    /// Deadline of the next data; none for a watch.
+    /// Deadline for the next data; none for a watch.
     deadline: Option<Pin<Box<Sleep>>>,
     deadlines: Deadlines,
     began: Instant,
     received: usize,
 }
 
-/// Returns a service that sends requests to the server of a configuration.
+/// Returns a service that sends requests to the server in a configuration.
 ///
 /// # Errors
 /// The configuration has an invalid certificate or credential, or a proxy.

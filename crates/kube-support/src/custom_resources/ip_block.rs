@@ -1,4 +1,4 @@
-//! IPBlock: a block of a pool that a node leases, or a single address of it. Agents create the objects.
+//! IPBlock: a block that a node leases from a pool, or a single address in one. Agents create the objects.
 
 use kube::CustomResource;
 use schemars::JsonSchema;

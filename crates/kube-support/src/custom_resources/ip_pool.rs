@@ -1,4 +1,4 @@
-//! IPPool: a pool of addresses that are unique in the cluster, split into blocks that nodes lease.
+//! IPPool: addresses that are unique in the cluster, split into blocks that nodes lease.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! IPAMClaim: addresses of an interface that outlive its pod, of the multi-network specification 1.3.
+//! IPAMClaim: addresses on an interface that outlive its pod, from the multi-network specification 1.3.
 //!
 //! Source: k8snetworkplumbingwg/ipamclaims v1alpha1.
 

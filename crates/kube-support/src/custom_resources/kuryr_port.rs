@@ -1,5 +1,5 @@
-//! KuryrPort: the Neutron ports of a pod, as Kuryr-Kubernetes has them since Victoria. Served for
-//! `weft controller --neutron --vif-store kuryrport`.
+//! KuryrPort: a pod's Neutron ports, as Kuryr-Kubernetes has them since Victoria. Served for `weft controller
+//! --neutron --vif-store kuryrport`.
 //!
 //! Source: Kuryr-Kubernetes, `kubernetes_crds/kuryr_crds/kuryrport.yaml`.
 

@@ -1,9 +1,9 @@
-//! NetworkAttachmentDefinition: a network that pods select, of the multi-network specification.
+//! NetworkAttachmentDefinition: a network that pods select, from the multi-network specification.
 //!
-//! The short names are the specification's `net-attach-def` and `nad`, which Multus adds: applying this definition over
-//! that of Multus removes nothing.
+//! The short names are the specification's `net-attach-def` and `nad`, which Multus adds, so nothing is
+//! removed when this definition is applied over Multus's.
 //!
-//! Source: multi-network specification 1.3, section 3.1; `deployments/multus-daemonset.yml` of Multus 4.3.
+//! Source: multi-network specification 1.3, section 3.1; `deployments/multus-daemonset.yml` in Multus 4.3.
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -1,4 +1,5 @@
-//! WeftNode: report of the node agent about its node, which `weft status` and `kubectl get weftnodes` show.
+//! WeftNode: what the node agent reports about its node, which `weft status` and `kubectl get weftnodes`
+//! show.
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -1,14 +1,14 @@
-//! Formats of the metrics page: OpenMetrics, or the text format of Prometheus, as the client accepts.
+//! Formats for the metrics page: OpenMetrics, or Prometheus's text format, as the client accepts.
 //!
-//! Both have the same samples. In the text format a counter family has the name of its samples (`…_total`), in OpenMetrics
-//! the name without `_total`; an OpenMetrics page ends with `# EOF`.
+//! Both have the same samples. In the text format a counter family has the same name as its samples
+//! (`…_total`), in OpenMetrics the name without `_total`; an OpenMetrics page ends with `# EOF`.
 //!
 //! Source: OpenMetrics 1.0.0; Prometheus, "Exposition formats"; RFC 9110, section 12.5.1.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Format of the metrics page.
+/// How the metrics page is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MetricsFormat {
     OpenMetrics,
@@ -17,11 +17,11 @@ pub(super) enum MetricsFormat {
 
 const OPEN_METRICS: &str = "application/openmetrics-text";
 const TEXT: &str = "text/plain";
-/// Suffix of the samples of a counter.
+/// Suffix on a counter's samples.
 const TOTAL: &str = "_total";
 
 impl MetricsFormat {
-    /// Returns the format for a value of the header `Accept`: OpenMetrics if the client prefers it to text.
+    /// Returns the format for an `Accept` header: OpenMetrics if the client prefers it to text.
     pub(super) fn accepted(accept: &str) -> MetricsFormat {
         let quality = |wanted: &str| {
             let ranges = accept.split(',').filter_map(|range| {
@@ -36,7 +36,7 @@ impl MetricsFormat {
         if open > 0.0 && open >= quality(TEXT) { MetricsFormat::OpenMetrics } else { MetricsFormat::Text }
     }
 
-    /// Returns the value of the header `Content-Type`.
+    /// Returns the `Content-Type` header.
     pub(super) fn content_type(self) -> &'static str {
         match self {
             MetricsFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",

@@ -1,19 +1,20 @@
-//! Metrics of the process and of the program, with the names that every Prometheus client uses.
+//! Metrics about the process and the program, with the names that every Prometheus client uses.
 //!
-//! Source: Prometheus, "Writing client libraries", process metrics; proc(5), `/proc/self/{stat,status,limits,fd}`, `/proc/stat`.
+//! Source: Prometheus, "Writing client libraries", process metrics; proc(5),
+//! `/proc/self/{stat,status,limits,fd}`, `/proc/stat`.
 
 use std::fmt::Write;
 use std::fs;
 
 /// Clock ticks a second in `/proc`; the kernel's interface has this value on every architecture that weft is built for.
 const TICKS: f64 = 100.0;
-/// Fields of `/proc/self/stat` after the name in parentheses, counted from 0.
+/// Fields in `/proc/self/stat` after the name in parentheses, counted from 0.
 const USER_TIME: usize = 11;
 const SYSTEM_TIME: usize = 12;
 const START_TIME: usize = 19;
 const VIRTUAL_SIZE: usize = 20;
 
-/// Returns the metrics as lines of OpenMetrics without its end. A value that cannot be read is left out.
+/// Returns the metrics as OpenMetrics lines without the end mark. A value that cannot be read is left out.
 pub(super) fn page() -> String {
     let mut page = format!(
         "# HELP weft_build_info Version and commit of the program.\n# TYPE weft_build_info gauge\n\
@@ -51,7 +52,7 @@ pub(super) fn page() -> String {
     page
 }
 
-/// Returns the time at which the machine started, in seconds of Unix time.
+/// Returns when the machine started, in seconds since 1970.
 fn boot_time() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()

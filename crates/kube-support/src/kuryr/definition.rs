@@ -1,4 +1,5 @@
-//! NetworkAttachmentDefinitions of Neutron networks: those with Kuryr's annotation, or with the plugin `neutron`.
+//! NetworkAttachmentDefinitions for Neutron networks: those with Kuryr's annotation, or with the plugin
+//! `neutron`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,10 +7,11 @@ use manifest::lint::kuryr::KURYR_CONFIG;
 use npwg::metadata::{Definition, NetworkReference, SpecConfig};
 use serde_json::{Value, json};
 
-/// Name of the plugin.
+/// Plugin name.
 pub const PLUGIN: &str = "neutron";
 
-/// Adds a configuration to Kuryr's definitions that have none for the plugin. Returns the names of all Neutron networks.
+/// Adds a configuration to Kuryr's definitions that have none for the plugin. Returns the names of all
+/// Neutron networks.
 pub fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
     let mut networks = BTreeSet::new();
     for (reference, definition) in definitions {
@@ -32,7 +34,7 @@ pub fn is_of_plugin(config: &SpecConfig) -> bool {
     plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
 }
 
-/// Returns the plugins of a configuration list, and the configuration itself.
+/// Returns the plugins in a configuration list, and the configuration itself.
 pub fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
     let list = config["plugins"].as_array().into_iter().flatten();
     list.chain(std::iter::once(config))

@@ -1,4 +1,4 @@
-//! Back-off of pools that could not be filled. Each pool has its own pause.
+//! Back-off for pools that could not be filled. Each pool has its own pause.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,12 +8,12 @@ use super::PoolKey;
 /// First and longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// Pools with a pause: its length and its end.
+/// Pools with a pause: how long it is and when it ends.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(BTreeMap<PoolKey, (Duration, Instant)>);
 
 impl Backoff {
-    /// Keeps the pauses of these pools, which run low, and removes the others.
+    /// Keeps the pauses for these pools, which run low, and removes the others.
     pub(crate) fn keep(&mut self, low: &[(PoolKey, usize)]) {
         self.0.retain(|key, _| low.iter().any(|(known, _)| known == key));
     }

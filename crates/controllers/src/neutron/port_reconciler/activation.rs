@@ -1,8 +1,9 @@
-//! Activation: polls Neutron until the ports of waiting pods are ACTIVE, because Neutron sends no notification.
+//! Activation: polls Neutron until the ports of waiting pods are ACTIVE, because Neutron sends no
+//! notification.
 //!
-//! - Ports are polled many at a time, soon after a node has attached the pod. The slower Neutron is, the rarer it is polled,
-//!   because the poll competes with the work that it waits for.
-//! - A pod that may never become ready delays the poll of no other pod, and is polled rarely.
+//! - Ports are polled many at a time, soon after a node has attached the pod. The slower Neutron is, the
+//!   rarer it is polled, because the poll competes with the work that it waits for.
+//! - A pod that may never become ready delays no other pod's poll, and is polled rarely.
 //!
 //! Source: measured with Neutron 21 and OVN, `benches/neutron`.
 
@@ -23,23 +24,24 @@ use crate::neutron::vif_writer::Unwritten;
 
 /// First and longest pause before ports are polled again.
 const POLL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
-/// Average time between two polls, and number of polls that may precede it.
+/// Average time between two polls, and how many polls may precede it.
 const SPACING: Duration = Duration::from_secs(1);
 const AHEAD: u32 = 3;
-/// With more waiting pods than this, a poll is timed so that one in [`PART`] of them is ready.
+/// With more waiting pods than this, a poll is timed so that one in [`PART`] is ready.
 const MANY: usize = 8;
 const PART: f64 = 4.0;
-/// Longest time between two polls of many pods, and interval of the poll of overdue pods.
+/// Longest time between two polls for many pods, and the interval at which overdue pods are polled.
 const GAP_MAX: Duration = Duration::from_secs(16);
-/// Time after which a pod is overdue: its ports may never become ACTIVE. Overdue pods do not affect the timing of the others.
+/// Time after which a pod is overdue: its ports may never become ACTIVE. Overdue pods do not affect the
+/// timing for the others.
 const OVERDUE_AFTER: Duration = Duration::from_secs(600);
-/// Number of pods up to which all of them are polled.
+/// Up to this many pods, all are polled.
 const FEW: usize = 30;
 
-/// Selection of the pods to poll, among those that are not overdue.
+/// Which pods to poll, among those that are not overdue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polled {
-    /// All waiting pods.
+    /// Every waiting pod.
     All,
     /// Only pods whose node has attached them, if many pods wait; else all.
     Likely,
@@ -59,7 +61,7 @@ impl Case {
         now.saturating_duration_since(self.since) >= OVERDUE_AFTER
     }
 
-    /// Whether this waiting pod is polled. `count` is the number of waiting pods that are not overdue.
+    /// Whether this waiting pod is polled. `count` is how many waiting pods are not overdue.
     fn is_polled(&self, polled: Polled, overdue: Overdue, count: usize, now: Instant) -> bool {
         if self.is_overdue(now) {
             return overdue == Overdue::With;
@@ -68,7 +70,7 @@ impl Case {
         polled == Polled::All || count <= FEW || is_attached()
     }
 
-    /// Begins the write of the state in which all ports are ACTIVE. Until it ends, no other task writes.
+    /// Begins to write the state in which all ports are ACTIVE. Until it ends, no other task writes.
     fn begin_confirmation(&mut self) -> Option<Case> {
         let is_due = self.stage == Stage::Waiting && self.state.is_active();
         is_due.then(|| {
@@ -101,8 +103,9 @@ impl Case {
 // === impl PortReconciler ===
 
 impl PortReconciler {
-    /// Polls ports until they are ACTIVE: soon after a node reported an attachment, and periodically for nodes that report
-    /// nothing. The number of polls is limited, also if many pods are attached one after the other.
+    /// Polls ports until they are ACTIVE: soon after a node reported an attachment, and periodically for
+    /// nodes that report nothing. The number of polls is limited, even if many pods are attached one after
+    /// the other.
     pub(super) async fn activate(self: Arc<PortReconciler>) {
         let (mut pause, mut due) = (POLL_PAUSES.0, Instant::now());
         let (mut polled_at, mut gap) = (Instant::now(), Duration::ZERO);
@@ -148,7 +151,7 @@ impl PortReconciler {
         }
     }
 
-    /// Returns the ports that are not ACTIVE yet, with the uids of their pods.
+    /// Returns the ports that are not ACTIVE yet, with their pods' uids.
     pub(super) fn inactive(&self, polled: Polled, overdue: Overdue) -> BTreeMap<String, String> {
         let (cases, now) = (self.cases(), Instant::now());
         let waiting: Vec<(&String, &Case)> =
@@ -163,7 +166,7 @@ impl PortReconciler {
         inactive
     }
 
-    /// Returns the number of waiting pods that are not overdue.
+    /// Returns how many waiting pods are not overdue.
     fn count_not_overdue(&self, waiting: &BTreeMap<String, String>) -> usize {
         let (cases, now) = (self.cases(), Instant::now());
         let is_counted = |uid: &&String| cases.get(*uid).is_some_and(|case| !case.is_overdue(now));
@@ -189,7 +192,7 @@ impl PortReconciler {
         complete
     }
 
-    /// Writes that all ports of a pod are ACTIVE.
+    /// Writes that all ports on a pod are ACTIVE.
     async fn confirm(self: Arc<PortReconciler>, uid: &str) {
         let Some(mut confirmed) = self.cases().get_mut(uid).and_then(Case::begin_confirmation) else {
             return;
@@ -218,7 +221,7 @@ fn mark_inactive(state: &mut PodState) {
     of_switch.into_iter().for_each(|vif| vif.active = false);
 }
 
-/// Returns the time to the next poll: until then one in [`PART`] of the waiting pods is ready, at the rate of the time passed.
+/// Returns the time to the next poll: until then one in [`PART`] waiting pods is ready, at the rate so far.
 fn next_gap(passed: Duration, found: usize, waiting: usize) -> Duration {
     if waiting <= MANY {
         return Duration::ZERO;
@@ -315,8 +318,8 @@ mod tests {
         assert_eq!(next_gap(second, 0, MANY), Duration::ZERO);
     }
 
-    /// With 100 pods whose ports become ACTIVE one by one, at a rate of five in a second to one in two seconds, there is
-    /// less than one request for two pods.
+    /// If the ports on 100 pods become ACTIVE one by one, at rates between five in a second and one in two
+    /// seconds, there is less than one request for two pods.
     #[test]
     fn port_activation_of_100_pods_needs_less_than_50_polls() {
         for each in [0.2, 0.6, 1.7] {

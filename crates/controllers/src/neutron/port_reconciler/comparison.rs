@@ -1,12 +1,13 @@
-//! Comparison of all ports with all pods: deletes orphaned ports, and keeps ports for the pods they were created for.
+//! Comparison between all ports and all pods: deletes orphaned ports, and keeps ports for the pods they were
+//! created for.
 //!
-//! - An orphaned port is deleted at the second comparison that finds it, because a new port may not be written yet. The
-//!   comparison at the start, before the controller creates ports, deletes it at once.
-//! - A pooled port of a node without pods is deleted in the same way: the node may be gone.
-//! - If the KuryrPorts cannot be listed, no port is deleted. Content on a pod that cannot be read protects every port whose
-//!   id it contains.
+//! - An orphaned port is deleted at the second comparison that finds it, because a new port may not be
+//!   written yet. The comparison at the start, before the controller creates ports, deletes it at once.
+//! - A pooled port on a node without pods is deleted in the same way: the node may be gone.
+//! - If the KuryrPorts cannot be listed, no port is deleted. Content on a pod that cannot be read protects
+//!   every port whose id it contains.
 //!
-//! Source: Kuryr-Kubernetes `drivers/vif_pool.py`, recovery of pools.
+//! Source: Kuryr-Kubernetes `drivers/vif_pool.py`, which recovers pools.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
@@ -25,7 +26,7 @@ use crate::neutron::port_pool::User;
 use kube_support::api_error;
 use kube_support::kuryr::{KuryrPort, Unread, VifLocation};
 
-/// Handling of orphaned ports.
+/// What happens to orphaned ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Orphans {
     /// They are deleted.
@@ -34,18 +35,18 @@ pub(super) enum Orphans {
     Suspect,
 }
 
-/// Ports of live pods, as written on them or known to this process.
+/// Ports that live pods have, as written on them or known to this process.
 #[derive(Debug, Default)]
 struct PortUsage {
-    /// Uids of the pods.
+    /// Pod uids.
     living: BTreeSet<String>,
-    /// Used ports and their users.
+    /// Used ports, and who uses them.
     used: BTreeMap<String, User>,
-    /// Content of annotations and KuryrPorts that cannot be read.
+    /// Content in annotations and KuryrPorts that cannot be read.
     unreadable: Vec<String>,
 }
 
-/// Failure of a comparison.
+/// Why a comparison failed.
 #[derive(Debug, Error)]
 pub(super) enum ComparisonError {
     /// The ports cannot be listed.
@@ -64,7 +65,7 @@ impl PortUsage {
         }
     }
 
-    /// Records the ports of a pod. A port that several pods name has an uncertain user.
+    /// Records a pod's ports. If several pods name a port, its user is uncertain.
     fn note(&mut self, user: &User, state: &PodState) {
         for (_, vif) in state.vifs() {
             let known = self.used.entry(vif.id.clone()).or_insert_with(|| user.clone());
@@ -86,7 +87,7 @@ impl PortReconciler {
         }
     }
 
-    /// Compares all ports with all pods. Orphaned ports are deleted, ports of pods are kept for them, others are pooled.
+    /// Compares all ports with all pods. Orphaned ports are deleted, pods keep theirs, others are pooled.
     pub(super) async fn compare(
         &self,
         candidates: &mut BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! End of a case: releases the ports of a pod that is deleted or has ended, and removes Kuryr's finalizers.
+//! End of a case: releases the ports when a pod is deleted or has ended, and removes Kuryr's finalizers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::neutron::vif_writer::{self, WriteError};
 /// Failure to end a case.
 #[derive(Debug, Error)]
 enum ReleaseError {
-    /// The ports of the pod cannot be read.
+    /// The pod's ports cannot be read.
     #[error("{0}")]
     Read(#[from] Unread),
     /// A port was not released.
     #[error("{0}")]
     Ports(#[from] neutron::Error),
-    /// The finalizers of the pod or of its KuryrPort could not be removed.
+    /// The finalizers on the pod or its KuryrPort could not be removed.
     #[error("{0}")]
     Finalizers(#[from] WriteError),
 }
@@ -90,7 +90,7 @@ impl PortReconciler {
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Returns those of these ports that other pods have or name.
+    /// Returns which of these ports other pods have or name.
     fn named_by_others(&self, uid: &str, ports: &BTreeSet<&str>) -> BTreeSet<String> {
         let cases = self.cases();
         let others = cases.iter().filter(|(other, case)| *other != uid && case.stage != Stage::Done);

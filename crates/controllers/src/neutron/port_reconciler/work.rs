@@ -1,7 +1,7 @@
-//! Allocation of a pod's ports, repeated until it succeeds.
+//! Allocation for a pod's ports, repeated until it succeeds.
 //!
 //! - Ports that a pod has, and that are not written on it, are written, whatever prevented it before.
-//! - A pod counts as deleted only if the API reports that of the pod itself.
+//! - A pod counts as deleted only if the API reports that about the pod itself.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -30,7 +30,7 @@ pub(super) struct PortRequests {
     pub(super) ignored: Vec<String>,
 }
 
-/// Outcome of an attempt.
+/// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tried {
     /// The pod has the ports that it requests.
@@ -88,7 +88,8 @@ impl PortReconciler {
         }
     }
 
-    /// Stores the outcome of an attempt and returns the stage. Created ports are stored even if the pod was deleted meanwhile.
+    /// Stores how an attempt ended and returns the stage. Created ports are stored even if the pod was
+    /// deleted meanwhile.
     fn settle(&self, uid: &str, tried: &Case, outcome: &Result<Tried, PortFailure>) -> Option<Stage> {
         let mut cases = self.cases();
         let case = cases.get_mut(uid)?;
