@@ -145,7 +145,7 @@ fn trace_to_a_pod_that_is_not_attached_elsewhere_says_why() {
     for (pod, found, cure) in [
         ("pending", "the pod is not scheduled to a node", "kubectl describe pod -n blue pending"),
         ("silent", "on node worker-9 and has no network-status", "`weft history blue/silent`"),
-        ("host", "the network of its node worker-9", "a pod with its own network"),
+        ("host", "the host network on node worker-9", "a pod with its own network"),
         ("broken", "its network-status is invalid JSON", "`weft list` on node worker-9"),
         ("other", "attached to <b>", "recreate the pod"),
         ("none", "the pod does not exist", "correct the name"),

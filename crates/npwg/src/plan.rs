@@ -268,7 +268,7 @@ pub fn possible(request: &Request<'_>) -> Result<Plan, Refusal> {
         let fault = Fault::new(
             Rule::HostNetworkPod,
             format!("pod {namespace}/{name}"),
-            "uses the network of its node",
+            "uses the host network",
         );
         return Err(Refusal::failed(fault.cure("no networks can be attached to it")));
     }

@@ -120,7 +120,7 @@ rules! {
     MisplacedAnnotation "misplaced-annotation" Warning File Specification("4.1")
         "The annotation is on a workload instead of its pod template, or not in metadata.annotations."
     HostNetworkPod "host-network-pod" Warning File Specification("1.1")
-        "The pod uses the network of its node (hostNetwork), so no network can be attached to it."
+        "The pod uses the host network (hostNetwork), so no network can be attached to it."
     DefaultNetworkCount "default-network-count" Error File Weft("docs/plugins/weft.md")
         "The default-network annotation must name exactly one network."
     MalformedNetworkReference "malformed-network-reference" Error File Specification("4.1.1")

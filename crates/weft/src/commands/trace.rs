@@ -197,7 +197,7 @@ fn remote_end(pod: &PodName, network: &str, read: Result<Option<Pod>, Failure>) 
         return Err(fault("the pod is not scheduled to a node".to_owned(), &cure));
     }
     if host_network {
-        let found = format!("the pod uses the network of its node {node} (hostNetwork)");
+        let found = format!("the pod uses the host network on node {node} (hostNetwork)");
         return Err(fault(found, "trace the path to a pod with its own network"));
     }
     let Some(status) = annotations.get(NETWORK_STATUS) else {
