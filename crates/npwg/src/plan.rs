@@ -265,11 +265,8 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
 pub fn possible(request: &Request<'_>) -> Result<Plan, Refusal> {
     let Pod { namespace, name, uid, host_network, .. } = request.pod;
     if *host_network {
-        let fault = Fault::new(
-            Rule::HostNetworkPod,
-            format!("pod {namespace}/{name}"),
-            "uses the host network",
-        );
+        let fault =
+            Fault::new(Rule::HostNetworkPod, format!("pod {namespace}/{name}"), "uses the host network");
         return Err(Refusal::failed(fault.cure("no networks can be attached to it")));
     }
     let mut warnings = request.node.warnings.clone();
