@@ -1,7 +1,8 @@
-//! Lease messages: what an address store asks its node agent for, and the answer.
+//! Lease messages: what the allocator needs to know about an address store, and what the store must change.
 //!
-//! `weft-cni` sends a [`LeaseRequest`] as part of a message of the agent's socket and applies the [`LeaseResponse`] to
-//! the store. See `docs/design/ipam.md#messages`.
+//! The node agent makes a [`LeaseRequest`] from the `AllocateRequest` (crate `rpc`) that `weft-cni` sends,
+//! and answers with the [`LeaseResponse`], which `weft-cni` applies to the store. See
+//! `docs/design/ipam.md#messages`.
 
 use std::net::IpAddr;
 
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::allocation_error::AllocationError;
 use crate::block_lease::{BlockInfo, BlockLease};
 
-/// Kind of address that a call needs.
+/// What kind of address a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AllocationKind {
@@ -27,17 +28,17 @@ pub enum AllocationKind {
     AddressForClaim(IpAddr),
 }
 
-/// Request of an address store.
+/// What an address store needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaseRequest {
     /// Blocks in the store.
     pub blocks: Vec<BlockInfo>,
-    /// Kind of address that is needed.
+    /// What kind of address is needed.
     pub kind: AllocationKind,
 }
 
-/// Answer of the node agent.
+/// What the allocator answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LeaseResponse {

@@ -1,4 +1,4 @@
-//! The chained plugins, which follow another plugin in a list and change the interface that it made.
+//! Chained plugins, which follow another plugin in a list and change the interface that it made.
 //!
 //! They require its result, pass it on, and on DEL undo their changes, on the host and in the container.
 

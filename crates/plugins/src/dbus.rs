@@ -14,25 +14,25 @@ use std::time::Duration;
 use linux::error::lacks_resources;
 use linux::unix::connect_within;
 
-/// Environment variable with the address of the bus, in D-Bus syntax such as `unix:path=…`.
+/// Environment variable with the bus address, in D-Bus syntax such as `unix:path=…`.
 pub const ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 
-/// Default socket of the bus.
+/// Default bus socket.
 const SOCKET: &str = "/run/dbus/system_bus_socket";
 
-/// Timeout of an answer; firewalld executes one call after the other.
+/// Timeout for an answer; firewalld executes one call after the other.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum size of a message that is read, in bytes; the protocol allows 128 MiB.
+/// Maximum size for a message that is read, in bytes; the protocol allows 128 MiB.
 const MESSAGE_MAX: usize = 1 << 20;
 
-/// Maximum length of a line of the authentication, in bytes.
+/// Maximum length for a line in the authentication, in bytes.
 const LINE_MAX: usize = 1024;
 
 /// Maximum number of other messages, such as signals, that are read before the answer.
 const OTHERS_MAX: usize = 1000;
 
-/// Size of the fixed part of a header, in bytes.
+/// Size of a header's fixed part, in bytes.
 const FIXED: usize = 16;
 
 // Types of messages and of header fields.
@@ -54,22 +54,22 @@ pub struct Bus {
     serial: u32,
 }
 
-/// Method call.
+/// Method call to a service.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// Name of the called service.
+    /// Service to call.
     pub destination: &'a str,
-    /// Path of its object.
+    /// Path to its object.
     pub object: &'a str,
-    /// Interface of the object.
+    /// Interface on the object.
     pub interface: &'a str,
-    /// Name of the method.
+    /// Method name.
     pub member: &'a str,
     /// String arguments.
     pub arguments: &'a [&'a str],
 }
 
-/// Body of an answer.
+/// Body in an answer.
 #[derive(Debug)]
 pub struct Reply {
     body: Vec<u8>,
@@ -81,9 +81,9 @@ pub struct Reply {
 pub enum Failure {
     /// The called service returned an error.
     Refused {
-        /// Name of the error, such as `org.fedoraproject.FirewallD1.Exception`.
+        /// Error name, such as `org.fedoraproject.FirewallD1.Exception`.
         name: String,
-        /// Message of the error.
+        /// Explanation for people.
         message: String,
     },
     /// This process lacks a resource, for example a file descriptor.
@@ -92,7 +92,7 @@ pub enum Failure {
     Broken(String),
 }
 
-/// Byte order of a message, chosen by its sender.
+/// Byte order in a message, chosen by its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Little,
@@ -102,7 +102,7 @@ enum Order {
 // === impl Bus ===
 
 impl Bus {
-    /// Connects to the system bus as the user of this process.
+    /// Connects to the system bus as this process's user.
     pub fn system() -> Result<Bus, Failure> {
         let address = std::env::var(ADDRESS).ok();
         let path = address.as_deref().and_then(path_of).unwrap_or_else(|| PathBuf::from(SOCKET));
@@ -119,7 +119,7 @@ impl Bus {
         Ok(bus)
     }
 
-    /// Whether a service of this name is on the bus. Does not start one.
+    /// Whether a service with this name is on the bus. Does not start one.
     pub fn has_owner(&mut self, name: &str) -> Result<bool, Failure> {
         let reply = self.call(&Call { member: "NameHasOwner", ..of_bus(&[name]) })?;
         reply.boolean().ok_or_else(|| Failure::Broken("NameHasOwner: the answer is not a boolean".to_owned()))
@@ -192,7 +192,7 @@ fn broken(cause: &std::io::Error) -> Failure {
     Failure::Broken(cause.to_string())
 }
 
-/// Returns a call of the bus itself.
+/// Returns a call to the bus itself.
 fn of_bus<'a>(arguments: &'a [&'a str]) -> Call<'a> {
     Call {
         destination: "org.freedesktop.DBus",
@@ -203,7 +203,7 @@ fn of_bus<'a>(arguments: &'a [&'a str]) -> Call<'a> {
     }
 }
 
-/// Returns the first path of an address: `unix:path=/run/x,guid=…;…`.
+/// Returns the first path in an address: `unix:path=/run/x,guid=…;…`.
 fn path_of(address: &str) -> Option<PathBuf> {
     let mut parts = address.split(';').filter_map(|one| one.strip_prefix("unix:"));
     parts.find_map(|keys| keys.split(',').find_map(|key| key.strip_prefix("path=")).map(PathBuf::from))
@@ -262,7 +262,7 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
 
 // === reading ===
 
-/// Used fields of a header.
+/// Header fields that are used.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Header {
     kind: u8,

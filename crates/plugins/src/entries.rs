@@ -1,10 +1,11 @@
-//! Entries of sets and maps in nf_tables whose comment is the owner tag of an attachment.
+//! Entries in nf_tables sets and maps whose comment is an attachment's owner tag.
 //!
 //! Rules:
-//! - In the usual case, ADD is one transaction that only adds entries. If the kernel reports that an object is missing,
-//!   the objects that all entries share are created.
-//! - Several attachments can request an entry of the same key. One of them has it, and the others claim it (`claims`).
-//!   An attachment removes only its own entry and claim. The entry then passes to another claimant.
+//! - In the usual case, ADD is one transaction that only adds entries. If the kernel reports that an object
+//!   is missing, the objects that all entries share are created.
+//! - Several attachments can request an entry with the same key. One has it, and the others claim it
+//!   (`claims`). An attachment removes only its own entry and claim. The entry then passes to another
+//!   claimant.
 //!
 //! Source: nft(8) "sets", "maps".
 
@@ -25,36 +26,36 @@ use self::claims::{Changes, Claims, Contest};
 /// Maximum number of attempts for a transaction that conflicts with others.
 const TRIES: usize = 5;
 
-/// Entry of a set or map.
+/// Entry in a set or map.
 pub struct Entry {
-    /// Name of the set.
+    /// Set name.
     pub set: &'static str,
-    /// Key of the entry.
+    /// Entry key.
     pub key: Data,
-    /// Value in a map of values.
+    /// Value, in a map from keys to values.
     pub value: Option<Data>,
-    /// Complete element.
+    /// The whole element.
     pub element: Element,
 }
 
-/// Sets and maps of a table with entries of attachments.
+/// Sets and maps in a table that have attachments' entries.
 #[derive(Clone, Copy)]
 pub struct EntrySets<'a> {
     /// Table that contains the sets.
     pub table: Table<'a>,
-    /// The sets. Their entries of one key are shared by its claimants.
+    /// The sets. If several attachments claim a key, they share its entry.
     pub sets: &'a [Set<'static>],
-    /// Precedence of a verdict: the entry belongs to a claimant with the highest one. Among equal ones, the last
-    /// attachment that requests the entry gets it.
+    /// Precedence for a verdict: the entry belongs to a claimant with the highest one. Among equal ones, the
+    /// last attachment that requests the entry gets it.
     pub precedence: fn(&Verdict) -> u8,
 }
 
 /// Entry that an attachment does not have any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemovedEntry {
-    /// Name of the set.
+    /// Set name.
     pub set: &'static str,
-    /// Key of the entry.
+    /// Entry key.
     pub key: Data,
     /// Whether another attachment has claimed the key.
     pub is_claimed: bool,
@@ -97,7 +98,7 @@ pub fn unless_absent<T>(listed: Result<T, linux::Error>) -> Result<Option<T>, Er
 // === impl EntrySets ===
 
 impl EntrySets<'_> {
-    /// Returns the names of the sets.
+    /// Returns the sets' names.
     pub fn names(&self) -> Vec<&'static str> {
         self.sets.iter().map(Set::name).collect()
     }
@@ -110,9 +111,10 @@ pub fn any_verdict(_: &Verdict) -> u8 {
 
 /// Adds the entries, whose comments are all `comment`, in one transaction.
 ///
-/// If an entry of the same key belongs to another attachment, both claim it. Then other entries of the same comment are
-/// removed, too. Without such a conflict they are not searched for: it would read all entries at every ADD, and a
-/// repeated ADD has the same keys. `shared_objects` returns what the entries need and can be committed repeatedly.
+/// If another attachment has an entry with the same key, both claim it. Then other entries with the same
+/// comment are removed, too. Without such a conflict they are not searched for: it would read all entries at
+/// every ADD, and a repeated ADD has the same keys. `shared_objects` returns what the entries need and can be
+/// committed repeatedly.
 pub fn put(
     nft: &mut Nft,
     sets: EntrySets<'_>,
@@ -143,7 +145,8 @@ pub fn put(
     nft.commit(batch).or_refused()
 }
 
-/// Returns set and key of the entries that `matches` selects by set, key and comment; none if a set does not exist.
+/// Returns set and key for the entries that `matches` selects by set, key and comment; none if a set does not
+/// exist.
 pub fn find(
     nft: &mut Nft,
     table: Table<'_>,
@@ -166,7 +169,7 @@ pub fn find(
 
 /// Removes the entries and claims that `matches` selects by comment; returns the entries.
 ///
-/// An entry that others claim passes to one of them in the same transaction.
+/// An entry that others claim passes to a claimant in the same transaction.
 pub fn remove(
     nft: &mut Nft,
     sets: EntrySets<'_>,
@@ -176,7 +179,7 @@ pub fn remove(
     remove_at(nft, sets, own, matches)
 }
 
-/// As [`remove`], for callers that know the keys of all entries. It takes constant time.
+/// As [`remove`], for callers that know all entries' keys. It takes constant time.
 pub fn remove_known(
     nft: &mut Nft,
     sets: EntrySets<'_>,
@@ -229,7 +232,7 @@ fn remove_at(
     })
 }
 
-/// Returns those of the keys whose entry `matches` selects by comment.
+/// Returns the keys whose entry `matches` selects by comment.
 fn among(
     nft: &mut Nft,
     table: Table<'_>,
@@ -288,7 +291,8 @@ pub fn missing<'a>(
     Ok(None)
 }
 
-/// Whether a comment is the owner tag of an attachment of `plugin` and `network` that is not among the valid ones.
+/// Whether a comment is an owner tag from `plugin` and `network` whose attachment is not among the valid
+/// ones.
 pub fn is_stale<'a>(
     plugin: &'a str,
     network: &'a str,

@@ -1,7 +1,7 @@
-//! The plugins that create or move an interface, and the code that they share.
+//! Plugins that create or move an interface, and the code that they share.
 //!
-//! Every plugin's file has the same order: header, `Conf` as written, the validated configuration, `impl Plugin`,
-//! the steps in the order of their call, tests.
+//! Every plugin's file has the same order: header, `Conf` as written, the validated configuration, `impl
+//! Plugin`, the steps in the order in which they are called, tests.
 
 pub mod addressing;
 pub mod bridge;
@@ -35,17 +35,17 @@ use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
-/// Returns the link `name` of a namespace.
+/// Returns the link `name` in a namespace.
 ///
 /// # Errors
-/// The namespace has no link of this name.
+/// The namespace has no link with this name.
 pub fn link_in(netns: &Netns, name: &str) -> Result<(Rtnl, Link), Error> {
     let mut net = netns.rtnl().or_refused()?;
     let link = net.link(name).or_refused()?;
     Ok((net, link))
 }
 
-/// Fails if the container already has an interface of this name (S25).
+/// Fails if the container already has an interface with this name (S25).
 pub fn expect_no_link(inside: &mut Rtnl, name: &str) -> Result<(), Error> {
     match inside.find_link(name).or_refused()? {
         None => Ok(()),
@@ -58,9 +58,9 @@ pub fn expect_no_link(inside: &mut Rtnl, name: &str) -> Result<(), Error> {
 
 /// Prepares an interface, which is still down, for its addresses. Call it inside the namespace.
 ///
-/// Duplicate address detection takes one to two seconds, so it runs only if the configuration requests it. The sysctls
-/// are best effort, as in the reference plugins: a kernel without IPv6 has none of these files. The kernel announces
-/// new IPv4 addresses (`arp_notify`).
+/// Duplicate address detection takes one to two seconds, so it runs only if the configuration requests it.
+/// The sysctls are best effort, as in the reference plugins: a kernel without IPv6 has none of these files.
+/// The kernel announces new IPv4 addresses (`arp_notify`).
 pub fn announce(net: &mut Rtnl, link: &Link, detect_duplicates: bool) -> Result<(), Error> {
     if detect_duplicates {
         let _ = sysctl::write_interface(Family::V6, &link.name, "enhanced_dad", "1");
@@ -86,8 +86,8 @@ pub fn adopt(reserved: Success, index: i32, result: &mut Success) -> Result<(), 
     Ok(())
 }
 
-/// Replaces the DNS settings of the IPAM result with those of the configuration, if it has any. An empty list is a setting:
-/// it removes the name servers of the IPAM result.
+/// Replaces the DNS settings in the IPAM result with those in the configuration, if it has any. An empty list
+/// is a setting: it removes the name servers that IPAM returned.
 pub fn prefer_dns(call: &Call, result: &mut Success) -> Result<(), Error> {
     if call.config.sets_dns() {
         result.dns = call.config.dns()?;
@@ -95,12 +95,13 @@ pub fn prefer_dns(call: &Call, result: &mut Success) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns a link as an interface of a result. It is on the host unless the caller sets a sandbox.
+/// Returns a link as an interface in a result. It is on the host unless the caller sets a sandbox.
 pub fn describe(link: &Link) -> Interface {
     Interface { name: link.name.clone(), mac: mac_text(&link.mac), ..Interface::default() }
 }
 
-/// Removes an interface of the container during an undo. Errors are ignored: the caller returns the original error.
+/// Removes an interface in the container during an undo. Errors are ignored: the caller returns the original
+/// error.
 pub fn remove_inside(netns: &Netns, name: &str) {
     if let Ok((mut net, link)) = link_in(netns, name) {
         let _ = net.delete_link(link.index, name);
@@ -121,8 +122,9 @@ pub fn detach(
 
 /// Takes an interface down and releases its addresses; a failure stops neither step.
 ///
-/// The interface goes first: another container must not get an address while this one still answers to it. The kernel
-/// also works while the IPAM plugin runs. A plugin that needs the interface to release a lease (`dhcp`) runs before.
+/// The interface goes first: another container must not get an address while this one still answers to it.
+/// The kernel also works while the IPAM plugin runs. A plugin that needs the interface to release a lease
+/// (`dhcp`) runs before.
 pub fn release_after(
     request: &Detach,
     delegates: &dyn Invoke,
@@ -145,7 +147,7 @@ pub fn release_after(
     collected(errors)
 }
 
-/// Removes the interface of an attachment on the host and in the container.
+/// Removes an attachment's interface on the host and in the container.
 fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     let mut errors = Vec::new();
     let mut host = Rtnl::open().or_refused()?;
@@ -169,11 +171,11 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     collected(errors)
 }
 
-/// Whether an interface in a container belongs to another attachment or to the host, or is hardware or `lo`. The owner tag of a veth
-/// pair is on its host end.
+/// Whether an interface in a container belongs to another attachment or to the host, or is hardware or `lo`.
+/// A veth pair has its owner tag on the host end.
 ///
 /// # Errors
-/// The host end or the records of moved devices cannot be read, so the owner is unknown.
+/// The host end or the records about moved devices cannot be read, so the owner is unknown.
 pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> Result<bool, Error> {
     let is_its_own = |found: OwnerTag, alias: &str| {
         OwnerTag { plugin: found.plugin, ..tag.clone() }.text(ALIAS_MAX) == alias
@@ -190,7 +192,7 @@ pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> Result<
     Ok(outside.is_some_and(|end| end.link == Some(link.index) && is_marked(&end)))
 }
 
-/// Removes the links of the host that `plugin` created for attachments that are no longer valid.
+/// Removes the links on the host that `plugin` created for attachments that are no longer valid.
 pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let mut host = Rtnl::open().or_refused()?;

@@ -1,7 +1,7 @@
-//! The IPAM plugins.
+//! IPAM plugins.
 //!
 //! Rules:
-//! - An IPAM plugin receives the whole configuration of the plugin that calls it and reads its `ipam`.
+//! - An IPAM plugin receives the whole configuration for the plugin that calls it and reads `ipam` in it.
 //! - Every error names the field and its value.
 
 pub mod host_local;

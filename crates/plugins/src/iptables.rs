@@ -1,18 +1,19 @@
 //! iptables: reads a table with one `iptables-save` and changes it with one `iptables-restore --noflush`.
 //!
-//! For hosts that have all their rules in iptables, and for rules of the reference plugins. Rules are lines in the
-//! format of `iptables-save`, so that written rules can be found in its output.
+//! For hosts that have all their rules in iptables, and for rules that the reference plugins wrote. Rules are
+//! lines as `iptables-save` prints them, so that written rules can be found in its output.
 //!
 //! Rules:
-//! - One program runs at a time for each address family, never in a shell. A change is one commit, applied as a whole
-//!   or not at all.
-//! - A caller reads and changes a table under one [`FilterLock`], because a script empties every chain that it
-//!   declares.
-//! - So a script declares only chains of one container. It creates shared chains with `-N`, which fails if the chain
-//!   exists: the output of `iptables-save` may be incomplete.
-//! - A program is killed when its caller ends. The lock is released only after the last program has ended, so the next
-//!   caller sees the result.
-//! - No program runs if [`has_chain`] finds nothing for it to do. If the kernel does not answer, it is an error.
+//! - One program runs at a time for each address family, never in a shell. A change is one commit, applied as
+//!   a whole or not at all.
+//! - A caller reads and changes a table under one [`FilterLock`], because a script empties every chain that
+//!   it declares.
+//! - So a script declares only one container's chains. It creates shared chains with `-N`, which fails if the
+//!   chain exists: what `iptables-save` prints may be incomplete.
+//! - A program is killed when its caller ends. The lock is released only after the last program has ended, so
+//!   the next caller sees the result.
+//! - No program runs if [`has_chain`] finds nothing for it to do. If the kernel does not answer, it is an
+//!   error.
 //!
 //! Source: iptables-restore(8); plugins `pkg/utils/utils.go` (chain names), `pkg/utils/iptables.go`.
 
@@ -32,16 +33,16 @@ use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries;
 
-/// Maximum length of a rule's comment, in bytes.
+/// Maximum length for a rule's comment, in bytes.
 const COMMENT_MAX: usize = 255;
 
-/// Option that waits, in seconds, for other programs that change rules of the legacy kernel interface.
+/// Option that waits, in seconds, for other programs that change rules in the legacy kernel interface.
 const WAIT: &str = "--wait=30";
 
-/// Arguments of `iptables-restore`.
+/// Arguments for `iptables-restore`.
 const RESTORE: [&str; 2] = ["--noflush", WAIT];
 
-/// Lock on the iptables rules of this host; no other weft process changes them meanwhile.
+/// Lock on the iptables rules on this host; no other weft process changes them meanwhile.
 #[must_use = "the lock is released when this value is dropped"]
 pub struct FilterLock {
     _lock: Locked,
@@ -50,13 +51,13 @@ pub struct FilterLock {
 /// Address family; each has a separate program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// `iptables`
+    /// IPv4, `iptables`.
     V4,
-    /// `ip6tables`
+    /// IPv6, `ip6tables`.
     V6,
 }
 
-/// Table of one family, in the format of `iptables-save`.
+/// Table in one family, as `iptables-save` prints it.
 #[derive(Clone, Debug)]
 pub struct Saved(String);
 
@@ -107,7 +108,7 @@ impl Family {
         }
     }
 
-    /// Returns the nf_tables family of the tables that `iptables-nft` uses.
+    /// Returns the nf_tables family for the tables that `iptables-nft` uses.
     pub fn nft(self) -> nft::Family {
         match self {
             Family::V4 => nft::Family::Ip,
@@ -149,7 +150,7 @@ impl Family {
         }
     }
 
-    /// Whether nf_tables has a table of this name.
+    /// Whether nf_tables has a table with this name.
     fn has_table(self, table: &str) -> Result<bool, Error> {
         Ok(entries::tables()?.is_some_and(|tables| tables.has(self.nft(), table)))
     }
@@ -175,7 +176,8 @@ impl Family {
         run(&program, &RESTORE, &script).map(|_| ())
     }
 
-    /// Whether the table has all of these rules, also if `iptables-save` prints them in other words. `iptables -C CHAIN …`
+    /// Whether the table has all these rules, also if `iptables-save` prints them in other words. `iptables
+    /// -C CHAIN …`
     ///
     /// # Errors
     /// The program failed for another reason than a missing rule.
@@ -215,9 +217,10 @@ pub fn is_creation(line: &str) -> bool {
     line.starts_with("-N ")
 }
 
-/// Changes a table of both families if one of these chains exists. For DEL and GC, which try all backends.
+/// Changes a table in both families if one of these chains exists. For DEL and GC, which try all backends.
 ///
-/// No program runs if there is no chain. The lock is awaited only if a running program may be about to create one.
+/// No program runs if there is no chain. The lock is awaited only if a running program may be about to create
+/// one.
 pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error> {
     let exists = |family| has_any_chain(family, table, chains);
     let shared = FilterLock::of(Lock::Shared)?;
@@ -276,11 +279,11 @@ pub fn has_chains(family: Family, table: &str, prefix: &str) -> Result<bool, Err
     Ok(listed.iter().any(|chain| chain.starts_with(prefix)) || has_legacy(family, table, is_one)?)
 }
 
-/// Whether the legacy kernel interface uses a table. Only its program can read the content. If the program is not
-/// installed, no rules of containers are in it.
+/// Whether the legacy kernel interface uses a table. Only its program can read the content. If the program is
+/// not installed, no container rules are in it.
 ///
-/// In an unprivileged container the list of tables may be unreadable. Then the program runs, and `matches` its output. A
-/// program that fails there could not create rules either.
+/// In an unprivileged container the table list may be unreadable. Then the program runs, and `matches` looks
+/// at its output. A program that fails there could not create rules either.
 fn has_legacy(family: Family, table: &str, matches: impl Fn(&Saved) -> bool) -> Result<bool, Error> {
     let path = family.legacy();
     let is_used = match std::fs::read_to_string(path) {
@@ -308,15 +311,16 @@ fn may_exist(program: &Path) -> bool {
     !std::fs::metadata(program).is_err_and(|cause| is_none(cause.kind()))
 }
 
-/// Returns the chain of a container on a network. The name must not change, because DEL of this plugin and of the
-/// reference plugins finds the chain by it.
+/// Returns the chain for a container on a network. The name must not change, because DEL in this plugin and
+/// in the reference plugins finds the chain by it.
 pub fn chain_name(prefix: &str, tag: &OwnerTag) -> String {
     use sha2::{Digest, Sha512};
     let digest = Sha512::digest(format!("{}{}", tag.network, tag.container));
     hex(&format!("CNI-{prefix}"), CHAIN_MAX, &digest)
 }
 
-/// Returns a word as `iptables-save` quotes it. Control characters, which could end a line of a script, become `_`.
+/// Returns a word as `iptables-save` quotes it. Control characters, which could end a script line, become
+/// `_`.
 pub fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
@@ -350,17 +354,17 @@ pub fn deletion(rule: &str) -> String {
 // === impl Saved ===
 
 impl Saved {
-    /// Returns the lines of the output.
+    /// Returns the output, line by line.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.0.lines()
     }
 
-    /// Returns the names of the table's chains.
+    /// Returns the table's chain names.
     fn chains(&self) -> impl Iterator<Item = &str> {
         self.lines().filter_map(|line| line.strip_prefix(':').map(first_word))
     }
 
-    /// Whether the table has a chain of this name.
+    /// Whether the table has a chain with this name.
     pub fn has_chain(&self, chain: &str) -> bool {
         self.chains().any(|known| known == chain)
     }
@@ -381,8 +385,8 @@ fn first_word(text: &str) -> &str {
     text.split(' ').next().unwrap_or_default()
 }
 
-/// Returns network and container of a rule whose comment contains them, after `word`, as the reference plugins write
-/// it.
+/// Returns network and container from a rule whose comment contains them, after `word`, as the reference
+/// plugins write it.
 pub fn named<'a>(rule: &'a str, word: &str) -> Option<(&'a str, &'a str)> {
     let (_, said) = rule.split_once(&format!("--comment \"{word}name: \\\""))?;
     let (network, rest) = said.split_once("\\\" id: \\\"")?;

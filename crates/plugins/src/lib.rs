@@ -1,6 +1,7 @@
-//! The interface, chained and IPAM plugins.
+//! Interface, chained and IPAM plugins.
 //!
-//! A plugin is a value that implements [`cni::plugin::Plugin`]; the crate `weft-cni` has the table of all plugins.
+//! A plugin is a value that implements [`cni::plugin::Plugin`]; the crate `weft-cni` has the table with all
+//! plugins.
 //!
 //! This crate uses no async runtime and no Kubernetes API.
 

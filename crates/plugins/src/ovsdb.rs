@@ -1,7 +1,8 @@
-//! Client of the Open vSwitch database: adds ports to a bridge and removes them.
+//! Client for the Open vSwitch database: adds ports to a bridge and removes them.
 //!
 //! Rules:
-//! - Answers of the server are limited in size and validated, and each has a timeout. Its `echo` requests are answered.
+//! - The server's answers are limited in size and validated, and each has a timeout. Its `echo` requests are
+//!   answered.
 //! - Every object has `external_ids:vm-uuid=weft`, and the owner tag in `weft`.
 //! - Requests are strings with quoted values; a tree of request types would need much more code.
 //!
@@ -19,11 +20,11 @@ use linux::unix::connect_within;
 pub use plugin_config::neutron::SOCKET;
 use serde_json::Value;
 
-/// Timeout of an answer.
+/// Timeout for an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of an answer, in bytes.
+/// Maximum size for an answer, in bytes.
 const ANSWER_MAX: usize = 16 << 20;
-/// Interval at which the state of a new port is read.
+/// Interval at which a new port's state is read.
 const POLL: Duration = Duration::from_millis(5);
 
 /// Connection to the server.
@@ -42,15 +43,15 @@ pub struct Plug<'a> {
     pub bridge: &'a str,
     /// Link to add.
     pub device: &'a str,
-    /// Id of the Neutron port.
+    /// Neutron port id.
     pub port: &'a str,
     /// Hardware address in the container.
     pub mac: &'a str,
-    /// Owner tag of the attachment.
+    /// The attachment's owner tag.
     pub tag: &'a str,
 }
 
-/// Properties of a bridge.
+/// What is known about a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bridge {
     /// Whether a userspace process forwards its packets, so that checksums are not completed.
@@ -59,12 +60,12 @@ pub struct Bridge {
     pub by_ovn: bool,
 }
 
-/// Port of this plugin in the switch.
+/// Port that this plugin made on the switch.
 #[derive(Debug)]
 pub struct OwnPort {
-    /// Link of the port.
+    /// Link that the port is for.
     pub device: String,
-    /// Owner tag of the attachment.
+    /// The attachment's owner tag.
     pub tag: String,
     /// Reason why it does not work; empty if it does.
     pub error: String,
@@ -89,7 +90,7 @@ impl Ovsdb {
         }
     }
 
-    /// Adds a port to its bridge and replaces one of the same name. `ovs-vsctl add-port`
+    /// Adds a port to its bridge and replaces one with the same name. `ovs-vsctl add-port`
     ///
     /// [`Ovsdb::wait`] waits for the result.
     pub fn plug(&mut self, plug: &Plug<'_>) -> Result<Bridge, Error> {
@@ -172,7 +173,7 @@ impl Ovsdb {
         }
     }
 
-    /// Returns the ports of this plugin.
+    /// Returns the ports that this plugin made.
     pub fn own(&mut self) -> Result<Vec<OwnPort>, Error> {
         let select = r#"{"op":"select","table":"Interface","where":[["external_ids","includes",["map",[["vm-uuid","weft"]]]]],"columns":["name","error","external_ids"]}"#;
         let answer = self.transact(&[select.to_owned()])?;
@@ -281,7 +282,7 @@ fn later(path: &str, why: &str) -> Error {
     Error::new(code::TRY_AGAIN_LATER, format!("Open vSwitch at {path}: {why}"))
 }
 
-/// Returns a value of an OVSDB map: `["map", [[KEY, VALUE], …]]`.
+/// Returns a value in an OVSDB map: `["map", [[KEY, VALUE], …]]`.
 fn entry<'a>(map: &'a Value, key: &str) -> Option<&'a str> {
     map[1].as_array()?.iter().find(|pair| pair[0] == key)?[1].as_str()
 }

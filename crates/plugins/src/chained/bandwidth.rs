@@ -38,7 +38,7 @@ use plugin_config::bandwidth::Limits;
 /// Plugin `bandwidth`.
 pub struct Bandwidth;
 
-/// Name of the plugin, also in owner tags.
+/// Plugin name, also in owner tags.
 pub const NAME: &str = "bandwidth";
 
 // === impl Plugin ===
@@ -52,7 +52,7 @@ impl Plugin for Bandwidth {
         shaper::ifb_name(network, who, attempt)
     }
 
-    /// Versions from 0.3.0, the first with lists of plugins.
+    /// Versions from 0.3.0, the first with plugin lists.
     fn versions(&self) -> &'static [Version] {
         &Version::ALL[2..]
     }
@@ -108,8 +108,8 @@ impl Plugin for Bandwidth {
     }
 }
 
-/// Returns the index of the host's end of the container's interface: 0 if there is no interface, `None` without a
-/// namespace to ask.
+/// Returns the index that the host end of the container's interface has: 0 if there is no interface, `None`
+/// without a namespace to ask.
 fn host_end_index(request: &Detach) -> Result<Option<u32>, Error> {
     let found = request.netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten();
     let Some(netns) = found else { return Ok(None) };
@@ -117,8 +117,8 @@ fn host_end_index(request: &Detach) -> Result<Option<u32>, Error> {
     Ok(Some(link.and_then(|link| link.link).unwrap_or(0)))
 }
 
-/// Returns the host's end of the container's interface. It must be the peer of the interface, and prevResult must
-/// name it: then an earlier plugin of this list created it.
+/// Returns the host end of the container's interface. It must be the interface's peer, and prevResult must
+/// name it: then an earlier plugin in this list created it.
 fn host_end(host: &mut Rtnl, netns: &Netns, ifname: &str, result: &Success) -> Result<Link, Error> {
     let (_, inside) = link_in(netns, ifname)?;
     let refused = |why: &str| Error::config(format!("interface {ifname} of the container {why}"));

@@ -1,9 +1,12 @@
-//! `firewall`: accepts the traffic of containers and the replies to it, and isolates containers if the policy says so.
+//! `firewall`: accepts traffic from containers and the replies to it, and isolates containers if the policy
+//! says so.
 //!
 //! Rules beyond the reference plugin's:
-//! - The backend `nftables` is native. It is the default where neither firewalld nor the chains of iptables are in use.
-//! - DEL needs no addresses and, except for firewalld's zone, no configuration; it removes the rules of every backend.
-//! - An invalid policy is reported before any change. A failed ADD leaves nothing of the container.
+//! - The backend `nftables` is native. It is the default where neither firewalld nor iptables chains are in
+//!   use.
+//! - DEL needs no addresses and, except for firewalld's zone, no configuration; it removes the rules in every
+//!   backend.
+//! - An invalid policy is reported before any change. A failed ADD leaves nothing for the container.
 //!
 //! Source: containernetworking/plugins `plugins/meta/firewall` v1.9.1.
 
@@ -32,9 +35,9 @@ use self::settings::{PolicyTarget, chosen, container_addresses, expect_interface
 pub struct Firewall;
 
 const NAME: &str = "firewall";
-/// Table of iptables that contains the rules.
+/// iptables table that contains the rules.
 pub const TABLE: &str = "filter";
-/// Chain of that table with the rules of containers.
+/// Chain in that table with the containers' rules.
 pub const PRIVATE: &str = "CNI-FORWARD";
 
 // === impl Plugin ===
@@ -103,7 +106,7 @@ impl Plugin for Firewall {
     }
 }
 
-/// Requested rules and their backend.
+/// Rules to add, and in which backend.
 struct RequestedRules {
     tag: OwnerTag,
     settings: Settings,
@@ -169,7 +172,7 @@ impl RequestedRules {
     }
 }
 
-/// Removes the rules of an attachment in every backend; `known` are its addresses.
+/// Removes an attachment's rules in every backend; `known` are its addresses.
 fn remove(tag: &OwnerTag, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
     let natively = nftables::remove(tag);
     let mut removed = Vec::new();

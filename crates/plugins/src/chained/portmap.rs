@@ -1,10 +1,12 @@
-//! `portmap`: forwards ports of the host to ports of the container.
+//! `portmap`: forwards ports on the host to container ports.
 //!
 //! Rules beyond the reference plugin's:
 //! - A call changes the packet filter in one transaction (with iptables: one for each address family).
-//! - DEL needs no configuration, addresses or mappings. It removes what either backend, or the reference plugin,
-//!   created for the attachment.
-//! - If two containers request the same port, the last one gets it, and the DEL of the first does not remove it.
+//! - DEL needs no configuration, addresses or mappings. It removes what either backend, or the reference
+//!   plugin, created for the attachment.
+//! - If two containers request the same port with nftables, the last one gets it. When it is deleted, the
+//!   first gets the port back. With iptables the first keeps it, as with the reference plugin, because its
+//!   jump comes first.
 //! - ADD and DEL delete the UDP flows that still lead to the port's previous target.
 //!
 //! Source: containernetworking/plugins `plugins/meta/portmap` v1.9.1.
@@ -89,7 +91,7 @@ impl Plugin for Portmap {
     }
 }
 
-/// Requested mappings, their targets and the settings.
+/// Mappings to add, their targets and the settings.
 struct RequestedPorts {
     tag: OwnerTag,
     settings: Settings,
@@ -184,7 +186,7 @@ fn remove(tag: &OwnerTag) -> Result<(), Error> {
     finish([nftables::remove(tag), iptables::remove(tag), by_reference])
 }
 
-/// Deletes the UDP flows of the removed ports, and collects all errors.
+/// Deletes the UDP flows to removed ports, and collects all errors.
 fn finish<const N: usize>(removed: [Result<Vec<u16>, Error>; N]) -> Result<(), Error> {
     let (mut ports, mut errors) = (Vec::new(), Vec::new());
     for result in removed {
@@ -197,8 +199,8 @@ fn finish<const N: usize>(removed: [Result<Vec<u16>, Error>; N]) -> Result<(), E
     collected(errors)
 }
 
-/// Deletes the UDP flows to these ports of the host: a client that keeps sending would keep its flow to the previous
-/// target. Best effort, as in the reference plugin: flows time out.
+/// Deletes the UDP flows to these ports on the host: a client that keeps sending would keep its flow to the
+/// previous target. Best effort, as in the reference plugin: flows time out.
 fn forget(ports: &[u16]) {
     if !ports.is_empty() {
         let _ = Conntrack::open().and_then(|mut conntrack| conntrack.forget_ports(Protocol::Udp, ports));

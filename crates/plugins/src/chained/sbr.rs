@@ -42,7 +42,7 @@ pub struct Sbr;
 const NAME: &str = "sbr";
 /// First table that is tried.
 const FIRST_TABLE: u32 = 100;
-/// Protocol of the reference plugin's rules: none (`RTPROT_UNSPEC`).
+/// Protocol that the reference plugin's rules have: none (`RTPROT_UNSPEC`).
 const UNSPECIFIED_PROTOCOL: u8 = 0;
 
 // === impl Plugin ===
@@ -106,7 +106,7 @@ impl Plugin for Sbr {
     }
 }
 
-/// Returns the addresses of a result that belong to this interface. An address without an interface counts.
+/// Returns the addresses in a result that belong to this interface. An address without an interface counts.
 fn relevant<'a>(ifname: &'a str, result: &'a Success) -> impl Iterator<Item = &'a IpConfig> {
     result.ips.iter().filter(move |ip| {
         let interface = ip.interface.and_then(|index| usize::try_from(index).ok());
@@ -129,7 +129,7 @@ fn host_route(address: IpAddr) -> IpNet {
     IpNet::from(address)
 }
 
-/// Returns the family of an address.
+/// Returns the family that an address belongs to.
 fn family(address: IpAddr) -> Family {
     match address {
         IpAddr::V4(_) => Family::V4,
@@ -199,7 +199,7 @@ fn add_rules<'a>(
     Ok(())
 }
 
-/// Undoes the addition of routes.
+/// Removes routes again that were added.
 fn undo_added_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     move || {
         let Ok(mut net) = netns.rtnl() else { return };
@@ -209,7 +209,7 @@ fn undo_added_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     }
 }
 
-/// Undoes the removal of routes; routes that others depend on come first.
+/// Adds routes again that were removed; routes that others depend on come first.
 fn undo_removed_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     move || {
         let Ok(mut net) = netns.rtnl() else { return };
@@ -219,8 +219,8 @@ fn undo_removed_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
 
 // === DEL ===
 
-/// Removes the rules of an interface, by its recorded and its present addresses, and rules of this plugin whose
-/// interface is gone.
+/// Removes an interface's rules, by its recorded and its present addresses, and rules that this plugin made
+/// and whose interface is gone.
 fn remove_rules(
     net: &mut Rtnl,
     ifname: &str,

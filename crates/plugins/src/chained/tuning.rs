@@ -1,13 +1,13 @@
-//! `tuning`: sets kernel parameters of the container's network and attributes of its interface.
+//! `tuning`: sets kernel parameters for the container's network, and attributes on its interface.
 //!
 //! Rules beyond the reference plugin's:
-//! - A failed ADD restores what it changed. An ADD that would remove IPv6 addresses of the result is refused.
-//! - DEL also restores kernel parameters. If the kernel refuses a value, DEL logs it on stderr and succeeds: a retry
-//!   would fail again, and the container must end. If memory, descriptors or the like are exhausted, DEL fails, keeps
-//!   the backup and can be repeated.
+//! - A failed ADD restores what it changed. An ADD that would remove IPv6 addresses in the result is refused.
+//! - DEL also restores kernel parameters. If the kernel refuses a value, DEL logs it on stderr and succeeds:
+//!   a retry would fail again, and the container must end. If memory, descriptors or the like are exhausted,
+//!   DEL fails, keeps the backup and can be repeated.
 //! - If the container, namespace or interface is gone, DEL succeeds and removes the backup.
 //! - In the result, only interfaces in the container get the new hardware address.
-//! - Only `net.*` of the container's own namespace is ever written.
+//! - Only `net.*` in the container's own namespace is ever written.
 //!
 //! Source: containernetworking/plugins `plugins/meta/tuning` v1.9.1.
 
@@ -39,7 +39,7 @@ use crate::interface::inspection::{differs, own_ips};
 pub struct Tuning;
 
 const NAME: &str = "tuning";
-/// Minimum MTU of an interface with IPv6, in bytes; RFC 8200, section 5.
+/// Smallest MTU on an interface with IPv6, in bytes; RFC 8200, section 5.
 const IPV6_MTU_MIN: u32 = 1280;
 
 // === impl Plugin ===
@@ -130,7 +130,7 @@ fn read(call: &Call, ifname: &str) -> Result<Settings, Error> {
     Ok(settings)
 }
 
-/// Fails if the kernel would remove the IPv6 addresses or routes of the interface, which the result contains.
+/// Fails if the kernel would remove the interface's IPv6 addresses or routes, which the result contains.
 fn refuse_loss_of_ipv6(settings: &Settings, ifname: &str, result: &Success) -> Result<(), Error> {
     let address = own_ips(result, ifname).find(|ip| ip.address.addr().is_ipv6());
     let address = address.map(|ip| format!("address {}", ip.address));
@@ -154,7 +154,7 @@ fn refuse_loss_of_ipv6(settings: &Settings, ifname: &str, result: &Success) -> R
     }
 }
 
-/// Updates the result: interfaces of this name in the container get the values that were set.
+/// Updates the result: interfaces with this name in the container get the values that were set.
 fn record(settings: &Settings, ifname: &str, result: &mut Success) {
     let is_own = |interface: &Interface| interface.name == ifname && result.is_inside(interface, ifname);
     let own: Vec<usize> = result
@@ -198,7 +198,7 @@ fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> R
     })
 }
 
-/// Returns the key of the kernel crate.
+/// Returns the kernel crate's form for a key.
 fn known(written: &str, value: &str, key: &Key) -> Result<sysctl::Key, Error> {
     let illegal = || Error::key(format!("sysctl.{written}"), format!("{value:?}"), "not a legal key");
     sysctl::Key::new(key.as_path()).ok_or_else(illegal)
@@ -215,7 +215,7 @@ fn check_length(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     }
 }
 
-/// Returns the present values of everything that is to be changed.
+/// Returns the present value for everything that is to be changed.
 fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
     let mut backup = Backup::default();
     for Sysctl { written, key, value } in &settings.sysctls {

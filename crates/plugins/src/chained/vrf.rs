@@ -49,7 +49,7 @@ const RESERVED: RangeInclusive<u32> = 253..=255;
 /// Timeout until IPv6 is ready on an interface that has come up.
 const IPV6_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// Existing VRF.
+/// VRF that exists in the container.
 #[derive(Clone, Copy, Debug)]
 struct ExistingVrf {
     index: u32,
@@ -148,7 +148,7 @@ impl Plugin for Vrf {
 
 // === the VRF ===
 
-/// Returns the VRF of this name.
+/// Returns the VRF with this name.
 fn find(net: &mut Rtnl, name: &str) -> Result<Option<ExistingVrf>, Error> {
     let Some(link) = net.find_link(name).or_refused()? else { return Ok(None) };
     match link.detail {
@@ -183,7 +183,7 @@ fn make(net: &mut Rtnl, settings: &Settings, tag: &OwnerTag) -> Result<ExistingV
     Ok(ExistingVrf { index: net.link(&settings.name).or_refused()?.index, table })
 }
 
-/// Returns the hardware address of the VRFs that this plugin creates for a container.
+/// Returns the hardware address for VRFs that this plugin creates in a container.
 fn own_mac(tag: &OwnerTag) -> [u8; 6] {
     let hash = Sha512::digest(format!("{NAME}/{}", tag.container));
     let mut mac = [0x0a; 6];
@@ -191,7 +191,7 @@ fn own_mac(tag: &OwnerTag) -> [u8; 6] {
     mac
 }
 
-/// Removes the VRF of this name if this plugin created it. For an undo: the VRF may not exist.
+/// Removes the VRF with this name if this plugin created it. For an undo: the VRF may not exist.
 fn remove_own(netns: &Netns, name: &str, mac: [u8; 6]) {
     let Ok(mut net) = netns.rtnl() else { return };
     if let Ok(Some(link)) = net.find_link(name)

@@ -1,4 +1,4 @@
-//! Claims of attachments to entries of the same key, so that a DEL of one does not take the entry of another.
+//! Claims on entries with the same key, so that one attachment's DEL does not take another's entry.
 //!
 //! ```text
 //! map sources4        { type ipv4_addr : verdict;          10.1.0.5                   comment OWNER : jump CHAIN }
@@ -24,31 +24,31 @@ use plugin_support::hash::hashed;
 
 use super::{Entry, EntrySets};
 
-/// Length of the hash, which is an interface name for nft.
+/// Hash length; for nft the hash is an interface name.
 const HASH: usize = 15;
 
-/// Claims in the sets of a table.
+/// Claims in a table's sets.
 pub(super) struct Claims<'a> {
     sets: EntrySets<'a>,
-    /// Set of entries, key of the entry, and the claim.
+    /// Entry set, entry key, and the claim.
     claims: Vec<(&'static str, Data, ListedElement)>,
 }
 
-/// Entries of an attachment of which others may have one.
+/// An attachment's entries, one of which others may have.
 pub(super) struct Contest<'a> {
     pub(super) sets: EntrySets<'a>,
     pub(super) comment: &'a str,
     pub(super) entries: &'a [Entry],
 }
 
-/// Elements to delete and to create, by the name of their set.
+/// Elements to delete and to create, by set name.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     deleted: BTreeMap<String, Vec<Element>>,
     created: BTreeMap<String, Vec<Element>>,
 }
 
-/// Entries by set and key, and the keys of others.
+/// Entries by set and key, and the keys that others have.
 type Present = (HashMap<(&'static str, Data), ListedElement>, Vec<(&'static str, Data)>);
 
 fn set_of_claims(set: &str) -> String {
@@ -74,7 +74,7 @@ pub(super) fn exists(
 // === impl Claims ===
 
 impl<'a> Claims<'a> {
-    /// Reads the claims of these sets.
+    /// Reads the claims in these sets.
     pub(super) fn read(nft: &mut Nft, sets: EntrySets<'a>) -> Result<Claims<'a>, Error> {
         let mut claims = Vec::new();
         let existing = match nft.sets(sets.table) {
@@ -103,7 +103,7 @@ impl<'a> Claims<'a> {
         self.claims.is_empty()
     }
 
-    /// Returns set and key of the claims that `matches` selects by comment.
+    /// Returns set and key for the claims that `matches` selects by comment.
     pub(super) fn keys_of(&self, matches: impl Fn(&str) -> bool) -> Vec<(&'static str, Data)> {
         let own = self.claims.iter().filter(|(_, _, claim)| matches(&claim.comment));
         own.map(|(set, key, _)| (*set, key.clone())).collect()
@@ -136,8 +136,8 @@ impl<'a> Claims<'a> {
         self.claims.iter().any(|(of, to, claim)| *of == set && to == key && claim.comment == comment)
     }
 
-    /// Removes the claims that `leaving` selects. Each of the keys passes to the best of the other claimants if its entry
-    /// is among the removed `own` ones, or if it has no entry.
+    /// Removes the claims that `leaving` selects. Each key passes to the best among the other claimants if
+    /// its entry is among the removed `own` ones, or if it has no entry.
     pub(super) fn pass(
         &self,
         nft: &mut Nft,
@@ -190,7 +190,7 @@ impl Changes {
 // === impl Contest ===
 
 impl Contest<'_> {
-    /// Adds the entries to the batch. If another attachment has one of them, both get a claim to it.
+    /// Adds the entries to the batch. If another attachment has one, both get a claim to it.
     pub(super) fn write(&self, nft: &mut Nft, batch: &mut Batch) -> Result<(), Error> {
         let Contest { sets, comment, entries } = self;
         let claims = Claims::read(nft, *sets)?;
@@ -240,7 +240,8 @@ impl Contest<'_> {
         changes.create(set, winner.unwrap_or(&own).at(key.clone()));
     }
 
-    /// Returns the existing entries with one of the keys, and the keys of the attachment's other entries.
+    /// Returns the existing entries with one of the keys, and the keys that the attachment's other entries
+    /// have.
     fn present(&self, nft: &mut Nft, wanted: &HashSet<(&str, &Data)>) -> Result<Present, Error> {
         let (mut there, mut left) = (HashMap::new(), Vec::new());
         for set in self.sets.names() {

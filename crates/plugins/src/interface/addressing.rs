@@ -1,15 +1,15 @@
-//! Configuration of a container's interface with the addresses and routes of an IPAM result.
+//! Sets up a container's interface with the addresses and routes in an IPAM result.
 //!
 //! Rules:
-//! - Every address of the result belongs to the interface that is being configured, or to none.
+//! - Every address in the result belongs to the interface that is being configured, or to none.
 //! - The order is addresses, up, routes, because a route needs a reachable gateway.
-//! - The end of IPv6 duplicate address detection is awaited for at most 5 s. Without detection the kernel completes an
-//!   address at once, but asynchronously. The kernel's notifications end the wait.
-//! - A route without a gateway uses the gateway of its address family, if there is one. With the unspecified address as
-//!   gateway it uses none.
+//! - It waits at most 5 s until IPv6 duplicate address detection has ended. Without detection the kernel
+//!   completes an address at once, but asynchronously. The kernel's notifications end the wait.
+//! - A route without a gateway uses the gateway in its address family, if there is one. With the unspecified
+//!   address as gateway it uses none.
 //!
-//! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35: mtu and advmss are
-//! applied here; the Go plugins ignore them).
+//! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35: mtu and
+//! advmss are applied here; the Go plugins ignore them).
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -24,10 +24,10 @@ use linux::watch::Watch;
 use linux::{Kind, Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 
-/// Timeout of duplicate address detection.
+/// Timeout for duplicate address detection.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Configures `link`, inside its namespace; `net` is a socket of that namespace.
+/// Configures `link`, inside its namespace; `net` is a socket in that namespace.
 ///
 /// Call it on a thread that is in the namespace, because it writes sysctls.
 ///
@@ -91,7 +91,7 @@ pub fn enter_between(
     netns.run(inside).or_refused()?
 }
 
-/// Returns the addresses of the result that belong to this interface.
+/// Returns the addresses in the result that belong to this interface.
 ///
 /// # Errors
 /// An index refers to no interface, or to another one: its address would end up on the wrong interface.
@@ -161,7 +161,7 @@ fn await_duplicate_detection(net: &mut Rtnl, link: &Link, changes: &Watch) -> Re
     }
 }
 
-/// Returns a route of the result in the kernel's form.
+/// Returns a route from the result in the kernel's form.
 pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -> Route {
     let cni::result::Route { dst, gw, mtu, advmss, priority, table: _, scope } = *route;
     // The unspecified address as gateway requests a route without one, as with `ip route add`.
@@ -184,7 +184,7 @@ pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -
     kernel
 }
 
-/// Returns the gateway of the first address of a family.
+/// Returns the gateway that the first address in a family has.
 fn family_gateway(result: &Success, ipv4: bool) -> Option<IpAddr> {
     result.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == ipv4)
 }

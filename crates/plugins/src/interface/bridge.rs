@@ -35,7 +35,7 @@ use crate::interface::{self, addressing, forwarding, masquerade, veth};
 pub struct Bridge;
 
 const NAME: &str = "bridge";
-/// Index of the container's interface in the results: bridge, host end, container's end.
+/// Index that the container's interface has in the results: bridge, host end, container's end.
 const CONTAINER: i32 = 2;
 
 // === impl Plugin ===
@@ -115,7 +115,7 @@ impl Plugin for Bridge {
     }
 }
 
-/// State of one ADD.
+/// State during one ADD.
 struct Attachment<'a> {
     request: &'a Attach,
     network: &'a Network,
@@ -124,7 +124,7 @@ struct Attachment<'a> {
 }
 
 impl<'a> Attachment<'a> {
-    /// Executes the steps of ADD; a failure undoes the completed ones.
+    /// Executes the steps in an ADD; a failure undoes the completed ones.
     fn make(&self, host: &mut Rtnl, delegates: &'a dyn Invoke, mut undo: Undo<'a>) -> Result<Success, Error> {
         let Attachment { request, network, netns, tag } = self;
         let hold = switch::Hold::shared(&network.bridge)?;
@@ -168,8 +168,9 @@ impl<'a> Attachment<'a> {
         Ok(result)
     }
 
-    /// Configures the container's end: name, addresses and routes, in one visit to its namespace. Adds the interfaces
-    /// to the result: bridge, host end, container's end. Those of the host get their hardware address later.
+    /// Configures the container's end: name, addresses and routes, in one visit to its namespace. Adds the
+    /// interfaces to the result: bridge, host end, container's end. Those on the host get their hardware
+    /// address later.
     fn finish_inside(&self, host_end: &str, result: &mut Success) -> Result<(), Error> {
         let Attachment { request, network, netns, tag: _ } = self;
         let ifname = request.who.ifname.as_str();
@@ -220,10 +221,10 @@ impl<'a> Attachment<'a> {
     }
 }
 
-/// Completes the gateways of a result and returns the addresses that the bridge must have.
+/// Completes the gateways in a result and returns the addresses that the bridge must have.
 ///
-/// A missing gateway becomes the first address of the subnet. `isDefaultGateway` adds a default route for each address
-/// family. If the result has one without a gateway, that route gets this gateway instead.
+/// A missing gateway becomes the first address in the subnet. `isDefaultGateway` adds a default route for
+/// each address family. If the result has one without a gateway, that route gets this gateway instead.
 fn choose_gateways(gateway: Gateway, result: &mut Success) -> Result<Vec<IpNet>, Error> {
     let mut gateways = Vec::new();
     for ip in &mut result.ips {

@@ -1,13 +1,13 @@
-//! Forwarding of the containers' packets by the host.
+//! Makes the host forward the containers' packets.
 
 use cni::Error;
 use ipnet::IpNet;
 use linux::sysctl::{self, Key};
 use plugin_support::failure::OrRefused;
 
-/// Enables forwarding for the address families of `addresses`. `sysctl -w net.ipv4.ip_forward=1`
+/// Enables forwarding in the address families that `addresses` has. `sysctl -w net.ipv4.ip_forward=1`
 ///
-/// The sysctl is written only if it is off: a write resets other parameters of every interface.
+/// The sysctl is written only if it is off: a write resets other parameters on every interface.
 pub fn enable(addresses: &[IpNet]) -> Result<(), Error> {
     let families = [
         (addresses.iter().any(|net| net.addr().is_ipv4()), "net/ipv4/ip_forward"),

@@ -127,16 +127,16 @@ fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error>
     Ok(result)
 }
 
-/// Returns the current name and the owner tag of each device in `links` that the kernel moved back to the host. A
-/// device that has its own name again is left out.
+/// Returns the current name and the owner tag for each device in `links` that the kernel moved back to the
+/// host. A device that has its own name again is left out.
 pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
     let away = |record: &Record| links.iter().find(|link| record.is_away(link));
     let named = |kept: StoredRecord| Some((away(&kept.record)?.name.clone(), kept.record.tag));
     Ok(store::all()?.into_iter().filter_map(named).collect())
 }
 
-/// Whether a link in a container is a device that was moved there. A process in the container can give the device the name
-/// of another interface.
+/// Whether a link in a container is a device that was moved there. A process in the container can rename the
+/// device to any interface name.
 ///
 /// # Errors
 /// The records cannot be read.
@@ -144,7 +144,7 @@ pub fn is_moved(link: &Link, container: &str) -> Result<bool, Error> {
     Ok(store::of_container(container)?.iter().any(|kept| kept.record.is_inside(link)))
 }
 
-/// Renames the devices that the kernel returned when containers of this network ended.
+/// Renames the devices that the kernel returned when containers on this network ended.
 fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();

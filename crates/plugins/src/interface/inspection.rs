@@ -1,7 +1,7 @@
-//! CHECK: comparison of the container's interface with the result of ADD.
+//! CHECK: compares the container's interface with the ADD result.
 //!
 //! Rules:
-//! - Only what the result names is compared, because later plugins of a chain may add more.
+//! - Only what the result names is compared, because later plugins in a chain may add more.
 //! - Nothing is changed.
 //!
 //! Source: SPEC 1.1.0 §2 CHECK (S16); plugins `pkg/ip/route_linux.go`, `pkg/ip/link_linux.go`.
@@ -18,7 +18,7 @@ use plugin_support::failure::OrRefused;
 
 /// Interface in the container: recorded and present state.
 pub struct Inside {
-    /// Its entry in prevResult.
+    /// What prevResult says about it.
     pub recorded: Interface,
     /// Link in the container.
     pub link: Link,
@@ -26,7 +26,7 @@ pub struct Inside {
     pub net: Rtnl,
 }
 
-/// Finds the interface CNI_IFNAME of prevResult in the container's namespace and compares them.
+/// Finds the interface that CNI_IFNAME names in prevResult in the container's namespace and compares them.
 pub fn find_inside(request: &Attach, result: &Success, netns: &Netns) -> Result<Inside, Error> {
     let ifname = request.who.ifname.as_str();
     let recorded = result.interfaces.iter().find(|i| i.name == ifname && !i.sandbox.is_empty());
@@ -65,8 +65,9 @@ pub fn expect_kind(link: &Link, kind: &str) -> Result<(), Error> {
     }
 }
 
-/// Fails unless the interface has every address of the result, is up if there is one, and the container has every route. A route may be in any
-/// table unless the result names one, because a later plugin may have moved it.
+/// Fails unless the interface has every address in the result, is up if there is one, and the container has
+/// every route. A route may be in any table unless the result names one, because a later plugin may have
+/// moved it.
 pub fn compare_addressing(inside: &mut Inside, result: &Success) -> Result<(), Error> {
     let Inside { recorded: _, link, net } = inside;
     if !link.up && own_ips(result, &link.name).next().is_some() {
@@ -76,7 +77,7 @@ pub fn compare_addressing(inside: &mut Inside, result: &Success) -> Result<(), E
     compare_routes(net, link, result)
 }
 
-/// Returns the addresses of a result that belong to this interface, or to none.
+/// Returns the addresses in a result that belong to this interface, or to none.
 pub fn own_ips<'a>(result: &'a Success, ifname: &'a str) -> impl Iterator<Item = &'a IpConfig> {
     result.ips.iter().filter(move |ip| {
         let interface = ip.interface.and_then(|index| usize::try_from(index).ok());
@@ -100,8 +101,8 @@ pub fn expect_addresses(
     Ok(())
 }
 
-/// Returns the host end of the container's veth pair and compares it with the result. It must be a port of `master`, if
-/// that is given.
+/// Returns the host end of the container's veth pair and compares it with the result. It must be a port on
+/// `master`, if that is given.
 pub fn find_host_end(
     host: &mut Rtnl,
     result: &Success,

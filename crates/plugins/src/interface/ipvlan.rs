@@ -1,12 +1,13 @@
-//! `ipvlan`: creates an interface with separate addresses and the hardware address of its parent interface.
+//! `ipvlan`: creates an interface with separate addresses and its parent interface's hardware address.
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves no interface.
 //! - DEL needs neither the parent nor a default route.
 //! - A network without IPAM is a layer-2 network.
-//! - The DNS settings of IPAM are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration has its own.
 //!
-//! Source: containernetworking/plugins `plugins/main/ipvlan` v1.9.1; kernel `Documentation/networking/ipvlan.rst`.
+//! Source: containernetworking/plugins `plugins/main/ipvlan` v1.9.1; kernel
+//! `Documentation/networking/ipvlan.rst`.
 
 use cni::Error;
 use cni::invocation::{Attach, Detach, Probe, Sweep};

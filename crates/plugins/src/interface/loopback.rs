@@ -1,7 +1,7 @@
 //! `loopback`: sets the container's `lo` up.
 //!
-//! CNI_IFNAME is ignored: every namespace has exactly one loopback interface. The result of the previous plugin of a
-//! chain is passed through.
+//! CNI_IFNAME is ignored: every namespace has exactly one loopback interface. If the plugin is in a chain,
+//! the previous plugin's result is passed through.
 //!
 //! Source: containernetworking/plugins `plugins/main/loopback` v1.9.1.
 

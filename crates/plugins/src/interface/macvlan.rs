@@ -1,9 +1,9 @@
-//! `macvlan`: creates an interface with a separate hardware address on a parent interface of the host.
+//! `macvlan`: creates an interface with a separate hardware address on a parent interface on the host.
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves no interface.
 //! - DEL needs no parent.
-//! - The DNS settings of IPAM are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/macvlan` v1.9.1.
 

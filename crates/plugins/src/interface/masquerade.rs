@@ -1,8 +1,8 @@
-//! `ipMasq`: replaces the source address of the containers' outgoing packets by the host's address.
+//! `ipMasq`: replaces the source address in the containers' outgoing packets by the host's address.
 //!
-//! There are two backends: nftables, and iptables for hosts that have all their rules there. iptables needs one run of
-//! `iptables-restore` for each address family. Both record the attachment in what they create, so DEL needs neither the
-//! addresses nor the interface.
+//! There are two backends: nftables, and iptables for hosts that have all their rules there. iptables needs
+//! one run of `iptables-restore` for each address family. Both record the attachment in what they create, so
+//! DEL needs neither the addresses nor the interface.
 //!
 //! Source: plugins `pkg/ip/ipmasq_{iptables,nftables}_linux.go` (G5).
 
@@ -32,7 +32,7 @@ pub fn add(backend: Backend, tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), 
     }
 }
 
-/// Returns the addresses of an attachment from its prevResult; none if there is no readable one.
+/// Returns an attachment's addresses from its prevResult; none if there is no readable one.
 pub fn known(config: &Config) -> Vec<IpNet> {
     let result = config.prev_result().ok().flatten().unwrap_or_default();
     result.ips.iter().map(|ip| ip.address).collect()
@@ -42,9 +42,9 @@ pub fn known(config: &Config) -> Vec<IpNet> {
 ///
 /// `backend` is the configured one, `known` are the attachment's addresses, empty if they are unknown.
 ///
-/// Removes the rules of both backends. The configuration may have changed since ADD, or the reference plugin may have
-/// executed ADD, with iptables or its own nf_tables table. A leftover rule would masquerade the next container with the
-/// address. No program is run if it has nothing to remove.
+/// Removes the rules in both backends. The configuration may have changed since ADD, or the reference plugin
+/// may have executed ADD, with iptables or its own nf_tables table. A leftover rule would masquerade the next
+/// container with the address. No program is run if it has nothing to remove.
 pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     remove_from(entries::tables(), backend, tag, known)
 }
@@ -80,7 +80,7 @@ pub fn remove_from(
     cni::error::collected(errors)
 }
 
-/// Fails unless these addresses of the attachment are masqueraded, by any backend or the reference plugin.
+/// Fails unless the attachment's addresses are masqueraded, by any backend or the reference plugin.
 pub fn inspect(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let missing = match entries::open()? {
         Some(mut nft) => nftables::without_entry(&mut nft, tag, addresses)?,
@@ -97,7 +97,8 @@ pub fn inspect(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     }
 }
 
-/// Removes what `plugin` created, with any backend, for attachments of this network that are not valid any more.
+/// Removes what `plugin` created, with any backend, for attachments to this network that are not valid any
+/// more.
 pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();

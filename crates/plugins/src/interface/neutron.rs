@@ -40,12 +40,12 @@ use crate::ovsdb::{Ovsdb, Plug, SOCKET};
 /// Plugin `neutron`.
 pub struct Neutron;
 
-/// Name of the plugin.
+/// Plugin name.
 const NAME: &str = "neutron";
-/// Maximum length of an interface name that is derived from a port id, in bytes.
+/// Maximum length for an interface name that is derived from a port id, in bytes.
 const NAME_LENGTH: usize = 14;
 
-/// Returns the name of a port's link on the host: `prefix` and the beginning of the port's id.
+/// Returns the name for a port's link on the host: `prefix` and then the beginning of the port's id.
 fn name_of(vif: &Vif, prefix: &str) -> String {
     let mut name = format!("{prefix}{}", vif.id);
     name.truncate(NAME_LENGTH);
@@ -163,9 +163,9 @@ impl Plugin for Neutron {
     }
 }
 
-/// Creates the links of a port, and returns the name of the one to add to the switch.
+/// Creates a port's links, and returns the name of the one to add to the switch.
 ///
-/// An existing link of the same name is left from an earlier attachment of the port and is replaced.
+/// A link that already has the name is left from an earlier attachment with this port and is replaced.
 fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -> Result<String, Error> {
     let mut host = Rtnl::open().or_refused()?;
     let device = name_of(vif, "tap");
@@ -203,7 +203,7 @@ fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -
     Ok(outer)
 }
 
-/// Creates the interface of a nested port.
+/// Creates the interface for a nested port.
 fn create_nested(
     network: &Network,
     vif: &Vif,
@@ -235,11 +235,11 @@ fn remove_port(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
     cni::error::collected(errors)
 }
 
-/// Removes from the switch the ports that `matches` selects by owner tag, and those whose link is gone. Returns the
-/// host's links and the result. If the switch is not reachable, a later call removes the ports.
+/// Removes from the switch the ports that `matches` selects by owner tag, and those whose link is gone.
+/// Returns the host's links and the result. If the switch is not reachable, a later call removes the ports.
 ///
-/// The ports are listed before the links, because a port is added after its link. In the other order, the port of a
-/// concurrent ADD could seem to have no link.
+/// The ports are listed before the links, because a port is added after its link. In the other order, it
+/// could seem that a concurrent ADD's port has no link.
 fn unplug(
     ovsdb: &str,
     host: &mut Rtnl,

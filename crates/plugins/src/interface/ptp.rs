@@ -33,7 +33,7 @@ use crate::interface::{self, addressing, forwarding, masquerade, veth};
 pub struct Ptp;
 
 const NAME: &str = "ptp";
-/// Index of the container's interface in the results: host end, container's end.
+/// Index that the container's interface has in the results: host end, container's end.
 const CONTAINER: i32 = 1;
 
 // === impl Plugin ===
@@ -139,7 +139,7 @@ impl Plugin for Ptp {
     }
 }
 
-/// Fails unless each address has a gateway, which becomes an address of the host end.
+/// Fails unless each address has a gateway, which becomes an address on the host end.
 fn check_gateways(result: &Success) -> Result<(), Error> {
     for ip in &result.ips {
         match ip.gateway {
@@ -158,10 +158,11 @@ fn check_gateways(result: &Success) -> Result<(), Error> {
     Ok(())
 }
 
-/// Configures addresses, then routes each subnet through its gateway instead of directly, then adds the routes. For an
-/// address without a subnet only the route to the gateway makes it reachable.
+/// Configures addresses, then routes each subnet through its gateway instead of directly, then adds the
+/// routes. For an address without a subnet only the route to the gateway makes it reachable.
 ///
-/// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src IP`
+/// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src
+/// IP`
 fn configure_inside(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
     addressing::enter_between(netns, link, result, |net, routes| {
         add_gateway_routes(net, link, result)?;
@@ -198,7 +199,7 @@ fn subnet_route(subnet: IpNet, link: &Link) -> Route {
     route
 }
 
-/// Adds the gateways' addresses to the host end, and a route to each address of the container.
+/// Adds the gateways' addresses to the host end, and a route to each container address.
 fn configure_host(host: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
     for IpConfig { interface: _, address, gateway } in &result.ips {
         if let Some(gateway) = gateway {
@@ -253,10 +254,10 @@ fn inspect_host(result: &Success, inside: &Link) -> Result<(), Error> {
     Ok(())
 }
 
-/// Scope of a route that does not leave this host, as in the reference plugin's host routes.
+/// Scope for a route that does not leave this host, as in the reference plugin's host routes.
 const SCOPE_HOST: u8 = 254;
 
-/// Returns the scope of a route; IPv6 routes have none.
+/// Returns a route's scope; IPv6 routes have none.
 fn scope(address: IpAddr, scope: u8) -> u8 {
     if address.is_ipv4() { scope } else { SCOPE_GLOBAL }
 }

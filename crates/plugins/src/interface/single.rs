@@ -1,11 +1,12 @@
-//! The verbs of plugins whose attachment is one link in the container and nothing on the host.
+//! Verbs for plugins whose attachment is one link in the container and nothing on the host.
 //!
 //! Rules:
 //! - The link is created first, because IPAM may need it (`dhcp` sends through it).
 //! - It is set up last, with its addresses.
 //! - A failed ADD leaves neither the link nor an address.
 //!
-//! Source: containernetworking/plugins v1.9.1, the common parts of `main/macvlan`, `ipvlan`, `vlan`, `dummy` and `tap`.
+//! Source: containernetworking/plugins v1.9.1, the common parts of `main/macvlan`, `ipvlan`, `vlan`, `dummy`
+//! and `tap`.
 
 use cni::Error;
 use cni::invocation::{Attach, Call, Sweep};
@@ -19,11 +20,11 @@ use plugin_support::failure::OrRefused;
 use crate::interface::inspection::{compare_addressing, find_inside};
 use crate::interface::{self, addressing};
 
-/// Origin of the link's addresses.
+/// Where the link's addresses come from.
 pub enum Source<'a> {
-    /// IPAM.
+    /// An IPAM plugin.
     Managed(Ipam<'a>),
-    /// Previous plugin of the list.
+    /// The previous plugin in the list.
     Given(Success),
     /// None: a layer-2 network.
     Nowhere,

@@ -1,10 +1,11 @@
-//! `tap`: creates a tap interface in the container for a program there, for example a virtual machine monitor.
+//! `tap`: creates a tap interface in the container for a program there, for example a virtual machine
+//! monitor.
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves no interface.
 //! - `mac` is set also if `owner` is configured.
-//! - The SELinux context of the interface is not passed on to the next program.
-//! - The DNS settings of IPAM are kept unless the configuration has its own.
+//! - The interface's SELinux context is not passed on to the next program.
+//! - IPAM's DNS settings are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/tap` v1.9.1.
 

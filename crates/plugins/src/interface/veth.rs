@@ -1,10 +1,10 @@
-//! A veth pair between the host and a container.
+//! veth pair between the host and a container.
 //!
 //! Rules:
-//! - One request creates both ends, the container's directly in its namespace under its final name, so no other process
-//!   sees an incomplete or misplaced interface.
-//! - The name of the host end is derived from the attachment, so DEL finds it without the namespace.
-//! - A leftover of the same attachment, from a killed ADD, is removed and created again.
+//! - One request creates both ends, the container's directly in its namespace under its final name, so no
+//!   other process sees an incomplete or misplaced interface.
+//! - The host end's name is derived from the attachment, so DEL finds it without the namespace.
+//! - A leftover that the same attachment has from a killed ADD is removed and created again.
 //!
 //! Source: plugins `pkg/ip/link_linux.go` `SetupVeth` (G2, S25); veth(4).
 
@@ -21,38 +21,38 @@ use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use crate::interface::expect_no_link;
 
-/// Number of names that are tried for the host end.
+/// How many names are tried for the host end.
 const TRIES: u32 = 10;
 
-/// Parameters of the pair.
+/// What the pair should be like.
 pub struct Veth<'a> {
-    /// Name of the container's end.
+    /// Name at the container's end.
     pub container_name: &'a str,
-    /// Namespace of the container.
+    /// The container's namespace.
     pub netns: &'a Netns,
-    /// MTU of both ends in bytes; the kernel's choice if absent.
+    /// MTU at both ends in bytes; the kernel's choice if absent.
     pub mtu: Option<u32>,
-    /// Hardware address of the container's end.
+    /// Hardware address at the container's end.
     pub mac: Option<&'a [u8]>,
-    /// Queues of each end.
+    /// Queues at each end.
     pub queues: Queues,
-    /// Index of the bridge that the host end becomes a port of.
+    /// Index of the bridge on which the host end becomes a port.
     pub master: Option<u32>,
-    /// Owner tag of the attachment.
+    /// The attachment's owner tag.
     pub tag: &'a OwnerTag,
 }
 
-/// Returns the queues of an end, a number that the configuration has validated.
+/// Returns the queues at an end, a number that the configuration has validated.
 pub fn queues(number: u32) -> Queues {
     Queues::new(number).unwrap_or(Queues::ONE)
 }
 
-/// Returns the name of an attachment's host end for attempt number `attempt`; `None` after the last name.
+/// Returns the name that an attachment's host end gets at attempt `attempt`; `None` after the last name.
 pub fn candidate(network: &str, who: &Attachment, attempt: u32) -> Option<String> {
     (attempt < TRIES).then(|| name_of([network, who.container.as_str(), who.ifname.as_str()], attempt))
 }
 
-/// Returns the name of an attachment's host end for attempt number `attempt`, from 0.
+/// Returns the name that an attachment's host end gets at attempt `attempt`, counted from 0.
 pub fn host_name(tag: &OwnerTag, attempt: u32) -> String {
     let OwnerTag { plugin: _, network, container, ifname } = tag;
     name_of([network, container, ifname], attempt)
@@ -69,7 +69,7 @@ impl Veth<'_> {
     /// `ip link add HOST up master BR type veth peer name ETH netns NS`
     ///
     /// # Errors
-    /// Code 4 if the container already has an interface of that name (S25). A failure leaves nothing.
+    /// Code 4 if the container already has an interface with that name (S25). A failure leaves nothing.
     pub fn create(&self, host: &mut Rtnl) -> Result<String, Error> {
         let alias = self.tag.text(ALIAS_MAX);
         let mut attempt = 0;
@@ -104,7 +104,7 @@ impl Veth<'_> {
         Err(Error::internal(format!("{TRIES} names for the host end of {} are in use", self.container_name)))
     }
 
-    /// Handles a name that exists already. Returns the number of names to skip.
+    /// Handles a name that exists already. Returns how many names to skip.
     fn resolve_name_conflict(&self, host: &mut Rtnl, name: &str, alias: &str) -> Result<u32, Error> {
         let mut container = self.netns.rtnl().or_refused()?;
         expect_no_link(&mut container, self.container_name)?;
@@ -119,7 +119,7 @@ impl Veth<'_> {
         }
     }
 
-    /// Disables router advertisements on the host end: best effort, as in the reference plugin. A port of a bridge
+    /// Disables router advertisements on the host end: best effort, as in the reference plugin. A bridge port
     /// receives none.
     fn finish(&self, name: String) -> String {
         if self.master.is_none() {
@@ -129,13 +129,13 @@ impl Veth<'_> {
     }
 }
 
-/// Whether the link belongs to the attachment. A link without an owner tag counts: its ADD was killed before it set
-/// the tag.
+/// Whether the link belongs to the attachment. A link without an owner tag counts: its ADD was killed before
+/// it set the tag.
 fn is_own(link: &Link, alias: &str) -> bool {
     link.kind == "veth" && (link.alias == alias || link.alias.is_empty())
 }
 
-/// Returns the host end of an attachment, if it exists.
+/// Returns an attachment's host end, if it exists.
 pub fn find_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<Option<Link>, Error> {
     let alias = tag.text(ALIAS_MAX);
     for attempt in 0..TRIES {
@@ -148,7 +148,7 @@ pub fn find_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<Option<Link>, Er
     Ok(None)
 }
 
-/// Removes the host end of an attachment and thereby the container's end; returns whether it existed.
+/// Removes an attachment's host end and thereby the container's end; returns whether it existed.
 pub fn remove_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<bool, Error> {
     let Some(link) = find_host_end(host, tag)? else { return Ok(false) };
     LinkRemoval::open().and_then(|removal| removal.delete(&[link.index])).or_refused()?;

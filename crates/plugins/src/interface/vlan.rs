@@ -1,10 +1,10 @@
-//! `vlan`: creates an interface in one VLAN of a parent interface (802.1Q).
+//! `vlan`: creates an interface in one VLAN on a parent interface (802.1Q).
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves no interface.
 //! - DEL needs no parent.
 //! - A network without IPAM is a layer-2 network.
-//! - The DNS settings of IPAM are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/vlan` v1.9.1; kernel `net/8021q`.
 

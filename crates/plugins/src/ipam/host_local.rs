@@ -1,17 +1,17 @@
-//! `host-local`: allocates addresses of ranges and stores the reservations in files on this host.
+//! `host-local`: allocates addresses from ranges and stores the reservations in files on this host.
 //!
-//! The files have the format of the reference plugin, and each plugin can read the other's; see [`store`]. An
-//! attachment gets one address of each range set.
+//! The files have the reference plugin's format, and each plugin can read the other's; see [`store`]. An
+//! attachment gets one address from each range set.
 //!
 //! Rules beyond the reference plugin's:
 //! - GC and STATUS are implemented.
-//! - One lock covers a whole call, so all sets are allocated or none. A failed ADD releases what it allocated, and
-//!   nothing that the attachment held before.
-//! - A reservation whose file is incomplete is free. One of an earlier boot is free if ADD would fail otherwise
-//!   ([`boot`] lists the evidence).
-//! - DEL reads only the location of the files from the configuration.
+//! - One lock covers a whole call, so all sets are allocated or none. A failed ADD releases what it
+//!   allocated, and nothing that the attachment held before.
+//! - A reservation whose file is incomplete is free. One from an earlier boot is free if ADD would fail
+//!   otherwise ([`boot`] lists the evidence).
+//! - DEL reads only where the files are from the configuration.
 //!
-//! As in the reference plugin, a second ADD of an attachment that holds an address is refused (plugins#328).
+//! As in the reference plugin, a second ADD for an attachment that holds an address is refused (plugins#328).
 //!
 //! Source: containernetworking/plugins `plugins/ipam/host-local` v1.9.1.
 
@@ -42,7 +42,7 @@ pub struct HostLocal;
 
 const NAME: &str = "host-local";
 
-/// Number of addresses that are tried one by one before the directory is read.
+/// How many addresses are tried one by one before the directory is read.
 const TRIES: usize = 16;
 
 // === impl Plugin ===
@@ -118,7 +118,7 @@ impl Plugin for HostLocal {
 
 // === ADD ===
 
-/// Allocates one address of each set, or none.
+/// Allocates one address from each set, or none.
 fn allocate(store: &mut Store, network: &Network, who: &Attachment) -> Result<Vec<Assignment>, Error> {
     let mut allocated = Vec::with_capacity(network.sources.len());
     let outcome = allocate_each(store, network, who, &mut allocated);
@@ -175,7 +175,7 @@ fn allocate_requested(
     }
 }
 
-/// Allocates the next address of a set.
+/// Allocates the next address in a set.
 fn allocate_next(
     store: &mut Store,
     index: usize,
@@ -222,9 +222,9 @@ fn allocate_free(
     }
 }
 
-/// Fails if the attachment has an address of the set.
+/// Fails if the attachment has an address in the set.
 ///
-/// Releases reservations of an earlier boot: the container lost those addresses with its interface.
+/// Releases reservations from an earlier boot: the container lost those addresses with its interface.
 fn refuse_second(store: &mut Store, set: &RangeSet, who: &Attachment) -> Result<(), Error> {
     for owner in owners(who) {
         let mut own = store.held_by(&owner)?;
@@ -243,7 +243,7 @@ fn refuse_second(store: &mut Store, set: &RangeSet, who: &Attachment) -> Result<
     Ok(())
 }
 
-/// Releases reservations that no attachment can hold; returns their number.
+/// Releases reservations that no attachment can hold; returns how many.
 fn reclaim(store: &mut Store, among: impl Fn(IpAddr) -> bool) -> Result<usize, Error> {
     let abandoned = store.abandoned(among)?;
     for reservation in &abandoned {
@@ -272,8 +272,8 @@ fn exhausted(set: &RangeSet) -> Error {
 /// Releases the attachment's addresses; reservations in the old format only if there are no others.
 ///
 /// # Errors
-/// Also if one of its addresses has a reservation that cannot be read. `prevResult` has the addresses; without it, any
-/// such reservation may be the attachment's.
+/// Also if one of its addresses has a reservation that cannot be read. `prevResult` has the addresses;
+/// without it, any such reservation may be the attachment's.
 fn release(store: &mut Store, who: &Attachment, call: &Call) -> Result<(), Error> {
     let mut any = false;
     for owner in owners(who) {
@@ -297,7 +297,7 @@ fn release(store: &mut Store, who: &Attachment, call: &Call) -> Result<(), Error
     }
 }
 
-/// Returns the owners that the attachment has in files, in the order of the search.
+/// Returns the owners that the attachment has in files, in search order.
 fn owners(who: &Attachment) -> [Owner; 2] {
     [Owner::of(who), Owner::without_interface(who)]
 }

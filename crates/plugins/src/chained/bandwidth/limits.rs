@@ -1,16 +1,16 @@
-//! The token bucket of a limit.
+//! Token bucket for a limit.
 
 use linux::tc::Bucket;
 use plugin_config::bandwidth::Limit;
 
 /// Longest time that a packet waits in the queue, as a fraction of a second: 25 ms.
 const LATENCY: u64 = 40;
-/// Size of the header before the payload, in bytes: Ethernet with a VLAN tag.
+/// Header size before the payload, in bytes: Ethernet with a VLAN tag.
 const HEADER: u32 = 18;
-/// Rate of traffic that is not limited, in bytes per second.
+/// Rate for traffic that is not limited, in bytes per second.
 const UNLIMITED: u64 = 100_000_000_000;
 
-/// Returns the token bucket of a limit for a link of this MTU.
+/// Returns the token bucket for a limit on a link with this MTU.
 pub fn bucket(limit: &Limit, mtu: u32) -> Bucket {
     let burst = limit.burst.max(mtu.saturating_add(HEADER));
     let waiting = (limit.rate / LATENCY).saturating_add(u64::from(burst));

@@ -1,7 +1,8 @@
-//! The kernel objects of `bandwidth`: buckets, classes, and the ifb that shapes the packets a container sends.
+//! Kernel objects for `bandwidth`: buckets, classes, and the ifb that shapes the packets a container sends.
 //!
-//! An ifb has the name that the reference plugin gives it, a hash of network and container, so that each plugin finds
-//! the other's. A second interface of the same container on the same network gets an ifb with another name.
+//! An ifb has the name that the reference plugin gives it, a hash over network and container, so that each
+//! plugin finds the other's. If the same container has a second interface on the same network, its ifb gets
+//! another name.
 
 use cni::Error;
 use cni::invocation::Attachment;
@@ -19,26 +20,26 @@ use sha2::{Digest, Sha512};
 use super::limits::{bucket, unlimited};
 use crate::interface::inspection::differs;
 
-/// Prefix of an ifb's name.
+/// Prefix for ifb names.
 const PREFIX: &str = "bwp";
-/// Length of an ifb's name, in bytes.
+/// Length that an ifb name has, in bytes.
 const NAME_LENGTH: usize = 15;
-/// Class of limited traffic.
+/// Class for limited traffic.
 const SHAPED: u16 = 0x30;
-/// Class of unlimited traffic.
+/// Class for unlimited traffic.
 const UNSHAPED: u16 = 1;
 
-/// Traffic shaper of one attachment.
+/// Traffic shaper for one attachment.
 pub struct Shaper<'a> {
-    /// Host's end of its interface.
+    /// Host end of the interface.
     pub end: &'a Link,
-    /// Owner tag of the attachment.
+    /// The attachment's owner tag.
     pub tag: &'a OwnerTag,
-    /// Requested limits.
+    /// Limits to apply.
     pub limits: &'a Limits,
 }
 
-/// Returns the names that the ifb of an attachment can have, in the order in which they are tried.
+/// Returns the names that an attachment's ifb can have, in the order in which they are tried.
 fn names(tag: &OwnerTag) -> [String; 2] {
     let OwnerTag { plugin: _, network, container, ifname } = tag;
     names_of([network, container, ifname])
@@ -49,13 +50,13 @@ fn names_of([network, container, ifname]: [&str; 3]) -> [String; 2] {
     [hex(PREFIX, NAME_LENGTH, &frozen), hashed(PREFIX, NAME_LENGTH, &[network, container, ifname])]
 }
 
-/// Returns the name of an attachment's ifb for attempt number `attempt`; `None` after the last name.
+/// Returns the name that an attachment's ifb gets at attempt `attempt`; `None` after the last name.
 pub fn ifb_name(network: &str, who: &Attachment, attempt: u32) -> Option<String> {
     let names = names_of([network, who.container.as_str(), who.ifname.as_str()]);
     names.into_iter().nth(usize::try_from(attempt).ok()?)
 }
 
-/// Returns the ifb of an attachment, if it exists. `end` returns the index of the host's end, if it is known.
+/// Returns an attachment's ifb, if it exists. `end` returns the index of the host end, if it is known.
 pub fn find_ifb(
     host: &mut Rtnl,
     tag: &OwnerTag,

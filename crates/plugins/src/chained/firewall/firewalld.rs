@@ -1,4 +1,4 @@
-//! The backend `firewalld`, which adds the addresses of containers to a zone.
+//! The backend `firewalld`, which adds container addresses to a zone.
 //!
 //! Source: firewalld `doc/xml/firewalld.dbus.xml` (`org.fedoraproject.FirewallD1.zone`); plugins
 //! `plugins/meta/firewall/firewalld.go`.
@@ -106,7 +106,7 @@ fn call(bus: &mut Bus, member: &str, zone: &str, net: &IpNet) -> Result<crate::d
     })
 }
 
-/// Whether an error is one of firewalld's `words`; its errors are a word and an explanation.
+/// Whether an error is one of the `words` that firewalld uses; its errors are a word and an explanation.
 fn says(failure: &Failure, words: &[&str]) -> bool {
     match failure {
         Failure::Refused { message, .. } => words.iter().any(|word| message.starts_with(word)),

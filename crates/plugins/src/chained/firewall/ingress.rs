@@ -178,15 +178,15 @@ fn expect(nft: &mut Nft, table: Table<'_>, chain: &str, rules: usize) -> Result<
     }
 }
 
-/// Removes the entries of the container alone.
+/// Removes only the container's entries.
 pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     entries::remove(&mut nft, shared(&[ports()]), |found| found == comment).map(drop)
 }
 
-/// Removes the entries of attachments of `plugin` and `network` that are not valid any more, and those of bridges that
-/// no longer exist.
+/// Removes the entries that attachments of `plugin` to `network` have and that are not valid any more, and
+/// those for bridges that no longer exist.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     entries::remove(&mut nft, shared(&[ports()]), entries::is_stale(plugin, network, valid))?;

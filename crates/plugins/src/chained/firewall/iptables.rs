@@ -27,7 +27,7 @@ use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deleti
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 
-/// Rules of one container.
+/// Rules for one container.
 pub(super) struct ContainerRules<'a> {
     pub(super) tag: &'a OwnerTag,
     pub(super) admin_chain: &'a str,
@@ -43,7 +43,7 @@ impl ContainerRules<'_> {
         Family::ALL.into_iter().filter(|family| self.addresses.iter().any(|net| family.has(net.addr())))
     }
 
-    /// Adds the rules of the container and of its policy.
+    /// Adds the container's rules and those that its policy needs.
     pub(super) fn add(&self) -> Result<(), Error> {
         let lock = FilterLock::take()?;
         for family in self.families() {
@@ -82,7 +82,7 @@ impl ContainerRules<'_> {
         own.flat_map(|net| pair(net, &format!("{comment} "))).collect()
     }
 
-    /// Returns the commands for missing chains and rules that all containers share, in the order of their execution.
+    /// Returns the commands for missing chains and rules that all containers share, in execution order.
     fn shared_objects(&self, saved: &Saved) -> Vec<String> {
         let mut chains = vec![PRIVATE, self.admin_chain];
         let mut lines = Vec::new();
@@ -130,7 +130,7 @@ fn pair(net: &IpNet, comment: &str) -> [String; 2] {
     ]
 }
 
-/// Returns the comment of a rule, if it is a container's.
+/// Returns the comment on a rule, if it is a container's.
 pub fn comment_of(rule: &str) -> Option<&str> {
     chain_of(rule).filter(|chain| *chain == PRIVATE)?;
     rule.split_once(" --comment \"")?.1.split_once('"').map(|(text, _)| text)
@@ -138,8 +138,9 @@ pub fn comment_of(rule: &str) -> Option<&str> {
 
 // === DEL, GC ===
 
-/// Removes the container's rules with its owner tag. If a family has none, removes those without a comment that match a
-/// known address: the reference plugin created them. Otherwise those belong to another container with the address.
+/// Removes the container's rules with its owner tag. If a family has none, removes those without a comment
+/// that match a known address: the reference plugin created them. Otherwise those belong to another container
+/// with the address.
 pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let text = tag.text(COMMENT_MAX);
     iptables::clean(TABLE, &[PRIVATE], &mut |saved| {
@@ -153,8 +154,8 @@ pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     })
 }
 
-/// Removes the rules of attachments of `plugin` and `network` that are not valid any more. The reference plugin's rules
-/// stay, because they do not name their attachment.
+/// Removes the rules that attachments of `plugin` to `network` have and that are not valid any more. The
+/// reference plugin's rules stay, because they do not name their attachment.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let is_stale = entries::is_stale(plugin, network, valid);
     remove_all(&|line| comment_of(line).is_some_and(&is_stale))

@@ -35,19 +35,20 @@ use crate::iptables::Family;
 /// Table for routed traffic.
 pub(super) const TABLE: Table<'static> = Table::new(NftFamily::Inet, "weft_firewall");
 const CHAIN: &str = "forward";
-/// Chain for the rules of the node's administrator.
+/// Chain for the rules that the node's administrator adds.
 const ADMIN: &str = "admin";
-/// Chain of ingress policies.
+/// Chain for ingress policies.
 pub(super) const INGRESS: &str = "ingress";
 const SETS: [&str; 2] = ["pods4", "pods6"];
-/// Sets of addresses in a zone of firewalld. firewalld does not store the owner of an address, and DEL and GC need it.
+/// Address sets for a firewalld zone. firewalld does not store who owns an address, and DEL and GC need it.
 const ZONED: [&str; 2] = ["zoned4", "zoned6"];
 
-/// Bit of the packet mark that says "accept". Kubernetes (14, 15), Calico (16–31), Cilium (8–11) and portmap (13) do
-/// not use it. It is set in the hook `forward`, after the routing decision, so no routing rule sees it.
+/// Bit in the packet mark that says "accept". Kubernetes (14, 15), Calico (16–31), Cilium (8–11) and portmap
+/// (13) do not use it. It is set in the hook `forward`, after the routing decision, so no routing rule sees
+/// it.
 const BIT: u32 = 1 << 12;
 
-/// Comment of the rule in chains that drop.
+/// Comment on the rule in chains that drop.
 const ACCEPT_COMMENT: &str = "weft firewall";
 
 /// Priority before every other chain that may drop forwarded packets.
@@ -77,7 +78,7 @@ pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     entries::put(&mut nft, shared(&pods()), &comment, &own, || Ok(shared_objects()))
 }
 
-/// Records the owner of addresses in a zone of firewalld.
+/// Records who owns addresses in a firewalld zone.
 pub(super) fn record_zone_owner(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let own = own_entries(ZONED, &comment, addresses);
@@ -94,7 +95,7 @@ fn own_entries(sets: [&'static str; 2], comment: &str, addresses: &[IpNet]) -> V
     addresses.iter().map(entry).collect()
 }
 
-/// Returns the rules of the chain `forward`: policies first, as in the reference plugin.
+/// Returns the rules for the chain `forward`: policies first, as in the reference plugin.
 fn rules() -> [Rule; 7] {
     let replies = [State::Established, State::Related];
     let from = |field, set| TABLE.rule().look_up(&[field], Is::In, set).set_mark(BIT, BIT);
@@ -110,7 +111,7 @@ fn rules() -> [Rule; 7] {
     ]
 }
 
-/// Returns the table with its sets and chains; the rules of other tables and of the chain `admin` stay.
+/// Returns the table with its sets and chains; rules in other tables and in the chain `admin` stay.
 pub(super) fn shared_objects() -> Batch {
     let base = BaseChain {
         chain_type: ChainType::Filter,
@@ -136,8 +137,9 @@ pub(super) fn shared_objects() -> Batch {
 
 // === chains that drop ===
 
-/// Returns the chains that could drop forwarded packets of these addresses: iptables' own, as in the reference plugin,
-/// and those with policy drop. Chains that drop by a rule are left alone: an administrator wrote that rule.
+/// Returns the chains that could drop forwarded packets with these addresses: iptables' own, as in the
+/// reference plugin, and those with policy drop. Chains that drop by a rule are left alone: an administrator
+/// wrote that rule.
 fn dropping_chains(nft: &mut Nft, addresses: &[IpNet]) -> Result<Vec<(NftFamily, ListedChain)>, Error> {
     let mut families = vec![NftFamily::Inet];
     families.extend(addresses.iter().any(|net| Family::V4.has(net.addr())).then_some(NftFamily::Ip));
@@ -217,7 +219,7 @@ pub(super) fn has(tag: &OwnerTag, addresses: &[IpNet]) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// Returns those of the addresses that have no recorded owner in a zone of firewalld.
+/// Returns the addresses that have no recorded owner in a firewalld zone.
 pub(super) fn without_zone_owner(addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
     let Some(mut nft) = entries::open()? else { return Ok(addresses.to_vec()) };
     let mut free = Vec::new();
@@ -233,7 +235,7 @@ pub(super) fn without_zone_owner(addresses: &[IpNet]) -> Result<Vec<IpNet>, Erro
 /// Addresses that [`remove`] or [`sweep`] removed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removed {
-    /// Those that no container in a zone of firewalld has any more.
+    /// Addresses that no container in a firewalld zone has any more.
     pub(super) left_zone: Vec<IpNet>,
     /// Whether there was any.
     pub(super) any: bool,
@@ -245,7 +247,7 @@ pub(super) fn remove(tag: &OwnerTag) -> Result<Removed, Error> {
     remove_all(|found| found == comment)
 }
 
-/// Removes the addresses of attachments of `plugin` and `network` that are not valid any more.
+/// Removes the addresses that attachments of `plugin` to `network` had and that are not valid any more.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Removed, Error> {
     remove_all(entries::is_stale(plugin, network, valid))
 }

@@ -1,4 +1,4 @@
-//! The backend of `firewall` on this host, and what the result of the previous plugin contains.
+//! Which backend `firewall` uses on this host, and what the previous plugin's result contains.
 //!
 //! Source: plugins `plugins/meta/firewall/firewall.go`.
 
@@ -29,14 +29,14 @@ pub(super) fn chosen(settings: &Settings) -> Result<Backend, Error> {
 /// Bridge and ports that an ingress policy applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PolicyTarget {
-    /// The bridge.
+    /// Bridge that the host end is a port on.
     pub(super) bridge: String,
     /// Container's ports on the bridge.
     pub(super) ports: Vec<String>,
 }
 
 impl PolicyTarget {
-    /// Returns the first interface of a result, which must be on the host, and the other interfaces there.
+    /// Returns the first interface in a result, which must be on the host, and the other interfaces there.
     pub(super) fn read(
         policy: Policy,
         result: &Success,
@@ -64,8 +64,8 @@ impl PolicyTarget {
     }
 }
 
-/// Returns the addresses of a result, except those of the host's interfaces. If the result names only these, they are the
-/// container's, as for Go's firewall: some plugins give the index of the host's end.
+/// Returns the addresses in a result, except those on the host's interfaces. If the result names only these,
+/// they are the container's, as for Go's firewall: some plugins give the index of the host end.
 pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> {
     let is_host = |index: Option<i32>| {
         let interface = index

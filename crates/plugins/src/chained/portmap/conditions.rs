@@ -1,9 +1,9 @@
-//! Rules of nf_tables with the configured conditions.
+//! nf_tables rules with the configured conditions.
 
 use linux::nft::{self, Rule};
 use plugin_config::conditions::{Condition, Conditions, Field, Is};
 
-/// Returns copies of `rule` with the conditions added. A packet that meets the conditions matches one of them.
+/// Returns copies of `rule` with the conditions added. A packet that meets the conditions matches one copy.
 pub(super) fn restrict(conditions: &Conditions, rule: Rule) -> Vec<Rule> {
     let mut rules = vec![rule];
     for Condition { field, is } in &conditions.0 {

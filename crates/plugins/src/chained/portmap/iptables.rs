@@ -25,9 +25,9 @@ use plugin_support::owner_tag::OwnerTag;
 use super::settings::Mapping;
 use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion, quoted};
 
-/// Table with the rules of `portmap`.
+/// Table with the rules for `portmap`.
 pub const TABLE: &str = "nat";
-/// Prefix of the comment of a container's rule.
+/// Prefix in the comment on a container's rule.
 pub const COMMENT: &str = "dnat ";
 const DNAT_CHAIN: &str = "CNI-HOSTPORT-DNAT";
 const SET_MARK: &str = "CNI-HOSTPORT-SETMARK";
@@ -35,12 +35,12 @@ const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";
 /// Maximum number of ports that a rule matches.
 const MULTIPORT_MAX: usize = 15;
 
-/// Returns the names of the container's chain and of the chain that versions before 0.8 also created.
+/// Returns the name of the container's chain, and the one that versions before 0.8 also created.
 fn chain_names(tag: &OwnerTag) -> [String; 2] {
     ["DN-", "SN-"].map(|prefix| iptables::chain_name(prefix, tag))
 }
 
-/// Port forwarding of one container.
+/// Port forwarding for one container.
 pub(super) struct Forwarding<'a> {
     pub(super) tag: &'a OwnerTag,
     pub(super) mappings: &'a [Mapping],
@@ -52,8 +52,8 @@ pub(super) struct Forwarding<'a> {
 // === impl Forwarding ===
 
 impl Forwarding<'_> {
-    /// Forwards the ports to the container's addresses. Replaces rules of the container for other mappings; rules for the
-    /// same ones may be those of an earlier `portmap` of the list, which gets the same mappings.
+    /// Forwards the ports to the container's addresses. Replaces the container's rules for other mappings.
+    /// Rules for the same ones may come from an earlier `portmap` in the list, which gets the same mappings.
     pub(super) fn add(&self, addresses: &[IpNet]) -> Result<(), Error> {
         let [chain, _] = chain_names(self.tag);
         let lock = FilterLock::take()?;
@@ -135,7 +135,7 @@ impl Forwarding<'_> {
         lines
     }
 
-    /// Returns the rules of the container's chain; those that mark precede those that translate.
+    /// Returns the rules for the container's chain; those that mark precede those that translate.
     fn rules(&self, chain: &str, net: &IpNet) -> Vec<String> {
         let target = match self.marking {
             Marking::Own(_) => SET_MARK,
@@ -199,14 +199,14 @@ fn has_mappings(saved: &Saved, chain: &str, rules: &[String]) -> bool {
     !present.is_empty() && present == rules.iter().map(String::as_str).filter(is_translation).collect()
 }
 
-/// Returns the jumps to a chain that the output does not have in the same words. Other jumps to it may be those of another
-/// `portmap` of the list.
+/// Returns the jumps to a chain that the output does not have in the same words. Other jumps to it may come
+/// from another `portmap` in the list.
 fn unseen_jumps(saved: &Saved, chain: &str, jumps: Vec<String>) -> Vec<String> {
     let is_seen = |jump: &String| saved.jumps(chain).any(|known| is_same(known, jump));
     jumps.into_iter().filter(|jump| !is_seen(jump)).collect()
 }
 
-/// Returns those of the jumps that the kernel does not have. Usually there are none to ask about, and no program runs.
+/// Returns the jumps that the kernel does not have. Usually there are none to ask about, and no program runs.
 fn absent_jumps(family: Family, unseen: &[String]) -> Result<Vec<String>, Error> {
     if unseen.is_empty() || family.has_rules(TABLE, unseen)? {
         return Ok(Vec::new());
@@ -220,14 +220,14 @@ fn absent_jumps(family: Family, unseen: &[String]) -> Result<Vec<String>, Error>
     Ok(absent)
 }
 
-/// Whether two rules have the same matches. `iptables-save` prints matches in another order than they were written, with
-/// other quotation marks, and addresses with their length. It also replaces long options, masks and names, which are not
-/// recognised here.
+/// Whether two rules have the same matches. `iptables-save` prints matches in another order than they were
+/// written, with other quotation marks, and addresses with their length. It also replaces long options, masks
+/// and names, which are not recognised here.
 fn is_same(one: &str, other: &str) -> bool {
     matches_of(one) == matches_of(other)
 }
 
-/// Returns each option of a rule with its values, and with the `!` before it, in any order.
+/// Returns each option in a rule with its values, and with the `!` before it, in any order.
 fn matches_of(rule: &str) -> Vec<Vec<String>> {
     let mut all: Vec<Vec<String>> = Vec::new();
     for word in rule.split_whitespace() {
@@ -277,7 +277,8 @@ pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<u16>, Error> {
     Ok(ports)
 }
 
-/// Returns the commands that remove these chains and the jumps to them; adds the UDP ports of the jumps to `ports`.
+/// Returns the commands that remove these chains and the jumps to them; adds the UDP ports in the jumps to
+/// `ports`.
 fn removal(saved: &Saved, chains: &[&str], ports: &mut Vec<u16>) -> Vec<String> {
     let mut script = Vec::new();
     for chain in chains.iter().filter(|chain| saved.has_chain(chain)) {
@@ -290,7 +291,7 @@ fn removal(saved: &Saved, chains: &[&str], ports: &mut Vec<u16>) -> Vec<String> 
     script
 }
 
-/// Returns the ports of a UDP rule.
+/// Returns the ports in a UDP rule.
 fn udp_ports(rule: &str) -> Vec<u16> {
     let list = rule.split_once(" --dports ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or_default();
     match rule.contains(" -p udp ") {
@@ -299,8 +300,8 @@ fn udp_ports(rule: &str) -> Vec<u16> {
     }
 }
 
-/// Removes the chains of this network whose container has no valid attachment any more. A chain belongs to a container,
-/// not to an interface.
+/// Removes the chains on this network whose container has no valid attachment any more. A chain belongs to a
+/// container, not to an interface.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
     let mut ports = Vec::new();
     iptables::clean(TABLE, &[DNAT_CHAIN], &mut |saved| {
@@ -313,7 +314,7 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>
     Ok(ports)
 }
 
-/// Returns the target chain of a rule of this network if its container is not among the valid ones.
+/// Returns a rule's target chain if it belongs to this network and its container is not among the valid ones.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
     chain_of(line).filter(|chain| *chain == DNAT_CHAIN)?;
     let (_, container) = iptables::named(line, COMMENT).filter(|(named, _)| *named == network)?;

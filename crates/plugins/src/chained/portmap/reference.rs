@@ -1,8 +1,8 @@
-//! The nf_tables rules of the reference plugin from 1.6, which CHECK and DEL must recognise.
+//! nf_tables rules that the reference plugin from 1.6 on writes, which CHECK and DEL must recognise.
 //!
-//! They are in the tables `ip cni_hostport` and `ip6 cni_hostport`. There is one rule for each mapping, and its comment
-//! is only the container's id. So DEL removes the rules of a container for all its networks, as the reference plugin
-//! does. GC, which must know the network, leaves them.
+//! They are in the tables `ip cni_hostport` and `ip6 cni_hostport`. There is one rule for each mapping, and
+//! its comment is only the container's id. So DEL removes a container's rules for all its networks, as the
+//! reference plugin does. GC, which must know the network, leaves them.
 //!
 //! Source: plugins `plugins/meta/portmap/portmap_nftables.go`.
 
@@ -24,7 +24,7 @@ pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
     nft.commit(batch).or_refused()
 }
 
-/// Whether the container has rules of the reference plugin, in either backend.
+/// Whether the container has rules that the reference plugin wrote, in either backend.
 pub(super) fn exists(tag: &OwnerTag) -> Result<bool, Error> {
     let natively = entries::open()?.map(|mut nft| deletion(&mut nft, tag)).transpose()?;
     Ok(natively.is_some_and(|batch| !batch.is_empty()) || super::iptables::exists(tag)?)

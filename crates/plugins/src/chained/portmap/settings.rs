@@ -1,4 +1,4 @@
-//! The port mappings of the runtime, and the addresses that they lead to.
+//! Port mappings from the runtime, and the addresses that they lead to.
 //!
 //! Source: plugins `plugins/meta/portmap/main.go` (V1).
 
@@ -14,7 +14,7 @@ use linux::nft::Protocol;
 
 use crate::iptables::Family;
 
-/// Mapping of a host port to a container port.
+/// Mapping from a host port to a container port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {
     /// Transport protocol.
@@ -23,7 +23,7 @@ pub(super) struct Mapping {
     pub(super) host_port: NonZeroU16,
     /// Port in the container.
     pub(super) container_port: NonZeroU16,
-    /// Address on the host, if the runtime passes one; the unspecified address means all of its family.
+    /// Address on the host, if the runtime passes one; the unspecified address means all in its family.
     pub(super) host_ip: Option<IpAddr>,
 }
 
@@ -62,7 +62,7 @@ impl Mapping {
         })
     }
 
-    /// Whether the mapping applies to packets of this address family.
+    /// Whether the mapping applies to packets in this address family.
     pub(super) fn is_of(&self, family: Family) -> bool {
         self.host_ip.is_none_or(|ip| family.has(ip))
     }
@@ -73,7 +73,7 @@ impl Mapping {
     }
 }
 
-/// Returns the container's addresses: of each family the first that no other interface has.
+/// Returns the container's addresses: in each family the first that no other interface has.
 pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> {
     let elsewhere = |index: Option<i32>| {
         let interface = index

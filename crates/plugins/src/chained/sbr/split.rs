@@ -1,11 +1,12 @@
-//! Decision which of an interface's routes go into which table. `sbr.rs` executes it.
+//! Decides which of an interface's routes go into which table. `sbr.rs` executes the decision.
 //!
 //! Rules:
-//! - The table of an address gets three kinds of routes: those from its subnet or through it, those of its family
+//! - An address's table gets three kinds of routes: those from its subnet or through it, those in its family
 //!   without source and gateway, and the default route through its gateway.
-//! - A route that fits no address goes into every table of its family, and stays in the main table if there is none, so
-//!   no route is lost.
-//! - IPv6 link-local networks are copied and also stay in the main table, where neighbour discovery needs them.
+//! - A route that fits no address goes into every table in its family, and stays in the main table if there
+//!   is none, so no route is lost.
+//! - IPv6 link-local networks are copied and also stay in the main table, where neighbour discovery needs
+//!   them.
 //! - A table gets routes without a gateway first, because gateways must be reachable.
 
 use std::net::IpAddr;
@@ -29,7 +30,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Returns the plan. `own`: the routes of link `link` in the main table; `taken`: tables that rules or routes use.
+    /// Returns the plan. `own`: the routes that link `link` has in the main table; `taken`: tables that rules
+    /// or routes use.
     pub fn plan(
         settings: &Settings,
         addresses: &[IpConfig],
@@ -76,7 +78,7 @@ pub fn direct_first(routes: Vec<Route>) -> Vec<Route> {
     direct
 }
 
-/// Returns the routes of an interface that its address `ip` needs.
+/// Returns those of an interface's routes that its address `ip` needs.
 fn routes_of(ip: &IpConfig, addresses: &[IpConfig], own: &[Route]) -> Vec<Route> {
     let fits = |ip: &IpConfig, route: &Route| {
         let within = |address: Option<IpAddr>| address.is_some_and(|address| ip.address.contains(&address));

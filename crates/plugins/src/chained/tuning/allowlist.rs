@@ -1,4 +1,4 @@
-//! The node's allow-list of kernel parameters: an optional file with one pattern in each line.
+//! The node's allow-list for kernel parameters: an optional file with one pattern in each line.
 //!
 //! Rules:
 //! - Without the file every parameter is allowed.
@@ -15,16 +15,16 @@ use cni::{Error, code};
 use plugin_support::failure::refused;
 use regex_lite::Regex;
 
-/// Path of the file.
+/// Where the file is.
 pub const PATH: &str = "/etc/cni/tuning/allowlist.conf";
 
-/// Maximum size of the file, in bytes.
+/// Maximum file size, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Allow-list of the node.
+/// Allow-list on the node.
 #[derive(Debug)]
 pub struct Allowlist {
-    /// Content of the file; none without a file.
+    /// What the file contains; none without a file.
     text: Option<String>,
 }
 

@@ -28,10 +28,10 @@ use plugin_support::failure::refused;
 use plugin_support::file;
 use serde::{Deserialize, Serialize};
 
-/// Maximum size of a backup, in bytes.
+/// Maximum backup size, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Age of a temporary file whose writer was killed: to write one takes milliseconds.
+/// Age from which a temporary file's writer must have been killed: to write one takes milliseconds.
 const ABANDONED: Duration = Duration::from_secs(600);
 
 /// Original values; an unchanged value is absent.
@@ -50,10 +50,10 @@ pub struct Backup {
     /// Whether the interface received all multicast packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allmulti: Option<bool>,
-    /// Length of the transmit queue, in packets.
+    /// Transmit queue length, in packets.
     #[serde(rename = "txQLen", skip_serializing_if = "Option::is_none")]
     pub tx_queue_length: Option<u32>,
-    /// Network of the attachment; empty in the reference plugin's files.
+    /// Network that the attachment is to; empty in the reference plugin's files.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network: String,
     /// Kernel parameters by key in path form.
@@ -77,7 +77,7 @@ impl Backup {
             && sysctl.is_empty()
     }
 
-    /// Returns the values of `older`, completed by those of `self`.
+    /// Returns the values in `older`, completed by those in `self`.
     fn with_precedence_of(self, older: Backup) -> Backup {
         let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network, mut sysctl } = self;
         sysctl.extend(older.sysctl);
@@ -93,7 +93,7 @@ impl Backup {
     }
 }
 
-/// Backup file of one attachment.
+/// Backup file for one attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
     path: PathBuf,
@@ -105,7 +105,7 @@ fn is_abandoned(path: &Path) -> bool {
     matches!(age, Ok(Ok(age)) if age > ABANDONED)
 }
 
-/// Previous content of a backup file, to restore if the change fails.
+/// What a backup file contained before, to restore if the change fails.
 #[derive(Debug)]
 #[must_use]
 pub struct PreviousBackup {
@@ -114,18 +114,18 @@ pub struct PreviousBackup {
 }
 
 impl BackupFile {
-    /// Returns the file of an attachment.
+    /// Returns an attachment's file.
     pub fn of(directory: &Path, container: &str, ifname: &str) -> BackupFile {
         BackupFile { path: directory.join(format!("{container}_{ifname}.json")) }
     }
 
-    /// Returns the file of an attachment whose names are validated.
+    /// Returns the file for an attachment whose names are validated.
     pub fn of_attachment(directory: &Path, who: &Attachment) -> BackupFile {
         BackupFile::of(directory, who.container.as_str(), who.ifname.as_str())
     }
 
-    /// Returns all backups in the directory, of every network; none if there is no directory. Removes old temporary
-    /// files.
+    /// Returns all backups in the directory, for every network; none if there is no directory. Removes old
+    /// temporary files.
     pub fn all(directory: &Path) -> Result<Vec<BackupFile>, Error> {
         let failed =
             |error: io::Error| refused(&linux::Error::io(format!("list {}", directory.display()), &error));

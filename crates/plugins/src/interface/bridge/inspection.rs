@@ -1,4 +1,4 @@
-//! CHECK of a bridge attachment: bridge, veth pair and port are connected and configured as recorded.
+//! CHECK for a bridge attachment: bridge, veth pair and port are connected and configured as recorded.
 
 use cni::Error;
 use cni::invocation::Attach;
@@ -60,8 +60,8 @@ fn inspect_bridge(host: &mut Rtnl, network: &Network, result: &Success) -> Resul
     Ok(bridge)
 }
 
-/// Returns the host end. Fails unless it is a port of the bridge, is the peer of the container's interface, and is
-/// configured as requested.
+/// Returns the host end. Fails unless it is a port on the bridge, is the peer of the container's interface,
+/// and is configured as requested.
 fn inspect_port(
     host: &mut Rtnl,
     network: &Network,

@@ -1,4 +1,4 @@
-//! The host end of a container's pair as a port of the bridge: reflection, isolation, VLANs.
+//! A container's host end as a bridge port: reflection, isolation, VLANs.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,10 @@ use crate::interface::inspection::differs;
 /// Timeout until a port forwards.
 const FORWARDING_TIMEOUT: Duration = Duration::from_millis(2550);
 
-/// The VLANs of a port in the kernel.
+/// VLANs that a port has in the kernel.
 pub(super) trait PortVlans {
-    /// Sets the VLANs: `bridge vlan add dev PORT vid ID pvid untagged`, after `bridge vlan del` of all others.
+    /// Sets the VLANs: `bridge vlan add dev PORT vid ID pvid untagged`, after `bridge vlan del` for all
+    /// others.
     fn apply(&self, host: &mut Rtnl, port: &Link) -> Result<(), Error>;
 
     /// Fails unless the port has exactly these VLANs.
@@ -105,12 +106,12 @@ pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &str) -> Resul
     network.vlans.apply(host, &port)
 }
 
-/// Waits until the bridge forwards traffic of the port, unless `forwarding` is not expected. Returns bridge and port as
-/// they are then.
+/// Waits until the bridge forwards the port's traffic, unless `forwarding` is not expected. Returns bridge
+/// and port as they are then.
 ///
-/// A bridge gets its carrier from its first port a moment later, and answers for no IPv6 address before. The port is
-/// read first: since Linux 6.8 the request makes the kernel process the port's change of carrier. Then the port
-/// forwards and the bridge has its carrier, which the second read finds.
+/// A bridge gets its carrier from its first port a moment later, and answers for no IPv6 address before. The
+/// port is read first: since Linux 6.8 the request makes the kernel process the port's carrier change. Then
+/// the port forwards and the bridge has its carrier, which the second read finds.
 pub(super) fn await_forwarding(
     host: &mut Rtnl,
     bridge: &str,

@@ -135,7 +135,7 @@ fn remove_reference(nft: &mut Nft, tag: &OwnerTag) -> Result<(), Error> {
     nft.commit(batch).or_refused()
 }
 
-/// Removes the entries of attachments of this network that are not valid any more.
+/// Removes the entries that attachments to this network have and that are not valid any more.
 pub(super) fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let is_stale = entries::is_stale(NAME, request.call.config.name.as_str(), &valid);

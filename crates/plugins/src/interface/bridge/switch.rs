@@ -1,8 +1,8 @@
-//! Setup of the bridge: creates it if it is absent, sets it up, and adds the gateway's addresses.
+//! Bridge setup: creates the bridge if it is absent, sets it up, and adds the gateways' addresses.
 //!
-//! A bridge is shared by all containers of a network, and possibly with other networks and programs. So it is created
-//! if absent and never changed beyond the configuration. Only a failed ADD that created it removes it, if it has no
-//! ports.
+//! All containers on a network share a bridge, possibly with other networks and programs. So it is created if
+//! absent and never changed beyond the configuration. Only a failed ADD that created it removes it, if it has
+//! no ports.
 
 use cni::config::Config;
 use cni::result::Interface;
@@ -23,7 +23,7 @@ use super::NAME;
 use super::port::PortVlans;
 use crate::interface::veth;
 
-/// Lock that prevents the removal of the bridge while a port is created.
+/// Lock that prevents the bridge from being removed while a port is created.
 #[must_use = "the bridge may be removed when this value is dropped"]
 pub(super) struct Hold {
     _lock: Locked,
@@ -37,10 +37,10 @@ impl Hold {
     }
 }
 
-/// Bridge of an ADD.
+/// Bridge that an ADD uses.
 pub(super) struct Switch {
     pub(super) link: Link,
-    /// Whether it keeps its hardware address whatever its ports are. False if that is unknown.
+    /// Whether it keeps its hardware address whatever ports it has. False if that is unknown.
     mac_is_fixed: bool,
 }
 
@@ -86,8 +86,9 @@ fn is_own(bridge: &Link) -> bool {
     OwnerTag::read(&bridge.alias).is_some_and(|tag| tag.plugin == NAME && tag.container.is_empty())
 }
 
-/// Prepares a link of this plugin on the host, which is still down, for IPv6: containers cannot add routes by router
-/// advertisements, and the link-local address answers to the first container without duplicate address detection.
+/// Prepares this plugin's link on the host, which is still down, for IPv6: containers cannot add routes by
+/// router advertisements, and the link-local address answers to the first container without duplicate address
+/// detection.
 ///
 /// Best effort: a kernel without IPv6 has none of these files.
 fn prepare_ipv6(name: &str) {
@@ -150,18 +151,19 @@ pub(super) fn remove_unused(name: &str) {
 /// Link that has the gateway's addresses.
 pub(super) struct GatewayLink {
     pub(super) link: Link,
-    /// Additional interface of the result, if the link is not the bridge.
+    /// Additional interface in the result, if the link is not the bridge.
     pub(super) interface: Option<Interface>,
     /// As in [`Switch`].
     mac_is_fixed: bool,
 }
 
-/// Returns the name of the gateway's interface in a VLAN.
+/// Returns the name for the gateway's interface in a VLAN.
 pub(super) fn gateway_link_name(bridge: &str, id: u16) -> String {
     format!("{bridge}.{id}")
 }
 
-/// Returns the link for the gateway's addresses: the bridge, or with a VLAN a shared port of the bridge in that VLAN.
+/// Returns the link for the gateways' addresses: the bridge, or with a VLAN a shared bridge port in that
+/// VLAN.
 pub(super) fn gateway_link(
     host: &mut Rtnl,
     network: &Network,
@@ -284,10 +286,10 @@ fn confirm_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> 
     Ok(())
 }
 
-/// Fixes the hardware address of the bridge. `ip link set dev BR address MAC`
+/// Fixes the bridge's hardware address. `ip link set dev BR address MAC`
 ///
-/// Without it the bridge uses the lowest address of its ports, and the containers' neighbour tables become invalid when
-/// ports change.
+/// Without it the bridge uses the lowest address among its ports, and the containers' neighbour tables become
+/// invalid when ports change.
 fn fix_mac(host: &mut Rtnl, link: &Link) -> Result<(), Error> {
     // A bridge that lost its last port has no address until now.
     let mac = match link.mac.iter().all(|byte| *byte == 0) {

@@ -1,4 +1,4 @@
-//! Selection of the device: by name, hardware address, sysfs path, PCI address or auxiliary device.
+//! Device selection: by name, hardware address, sysfs path, PCI address or auxiliary device.
 //!
 //! If a device has several interfaces, the first by name is used, as in the reference plugin.
 //!
@@ -15,14 +15,14 @@ use plugin_support::failure::OrRefused;
 
 use super::relocation;
 
-/// Directory of the PCI devices.
+/// Directory with the PCI devices.
 const PCI: &str = "/sys/bus/pci/devices";
-/// Directory of devices that are a part of another device, for example sub-functions.
+/// Directory with devices that are a part of another device, for example sub-functions.
 const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
 /// Kernel drivers that hand a device to a userspace program.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// Result of the search for a device.
+/// What the search for a device found.
 pub(super) enum FoundDevice {
     /// Interface to move.
     Link(Box<Link>),
@@ -70,8 +70,8 @@ fn named(host: &mut Rtnl, name: &str) -> Result<Link, Error> {
     relocation::find_returned(host, name)?.ok_or_else(absent)
 }
 
-/// Returns the interface with this hardware address. Hardware is preferred: a virtual interface often has the address
-/// of its parent.
+/// Returns the interface with this hardware address. Hardware is preferred: a virtual interface often has its
+/// parent's address.
 fn with_address(host: &mut Rtnl, mac: &[u8]) -> Result<Link, Error> {
     let links = host.links().or_refused()?;
     let first = links
@@ -106,7 +106,7 @@ fn on_pci(host: &mut Rtnl, key: &str, address: &str) -> Result<Link, Error> {
     of_directory(host, key, address, &device)
 }
 
-/// Returns the first interface of the device with this sysfs directory.
+/// Returns the first interface on the device with this sysfs directory.
 fn of_directory(host: &mut Rtnl, key: &str, value: &str, directory: &Path) -> Result<Link, Error> {
     match entries(&directory.join("net")).into_iter().next() {
         Some(name) => host.link(&name).or_refused(),
@@ -125,7 +125,7 @@ fn entries(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Returns the name of the driver that a PCI device is bound to.
+/// Returns the driver that a PCI device is bound to.
 fn driver(address: &str) -> Option<String> {
     let link = fs::read_link(Path::new(PCI).join(address).join("driver")).ok()?;
     link.file_name()?.to_str().map(str::to_owned)

@@ -1,10 +1,12 @@
-//! The record of a moved device: its state on the host and the attachment it was moved for.
+//! Record about a moved device: its state on the host and the attachment it was moved for.
 //!
 //! Rules:
-//! - While the device is away, its alias is exactly its name on the host: the DEL of the Go plugin reads it, too.
-//! - The file is written before the device moves and removed after it is back, so each moved device has a record.
-//! - A process in the container can write name, alias, hardware address and other settings of the device. So a device
-//!   matches a record by properties that it cannot write: kind, and permanent hardware address or index.
+//! - While the device is away, its alias is exactly its name on the host: the Go plugin's DEL reads it, too.
+//! - The file is written before the device moves and removed after it is back, so each moved device has a
+//!   record.
+//! - A process in the container can write the device's name, alias, hardware address and other settings. So a
+//!   device matches a record by properties that it cannot write: kind, and permanent hardware address or
+//!   index.
 //! - A record is validated when it is read, above all the name.
 
 use std::path::{Path, PathBuf};
@@ -17,25 +19,25 @@ use linux::link::{Change, Link, mac_text};
 use plugin_support::owner_tag::OwnerTag;
 use serde::{Deserialize, Serialize};
 
-/// Length that no owner tag reaches, in bytes: it has three names of at most 200.
+/// Length that no owner tag reaches, in bytes: it has three names with at most 200.
 const TAG_MAX: usize = 1024;
 
-/// `IFF_NOARP`
+/// Flag `IFF_NOARP`.
 const NO_ARP: u32 = 0x80;
 
 /// State that a device gets back when it returns to the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct HostState {
-    /// Name.
+    /// Name on the host.
     pub name: String,
     /// Whether it was up.
     pub up: bool,
-    /// Alias.
+    /// Alias on the host.
     pub alias: String,
 }
 
-/// Settings of a device that a process in the container can change, and that a device gets back.
+/// Device settings that a process in the container can change, and that a device gets back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Settings {
@@ -45,11 +47,11 @@ pub(super) struct Settings {
     pub mtu: u32,
     /// Flags, as in [`Link::flags`].
     pub flags: u32,
-    /// Length of the transmit queue, in packets.
+    /// Transmit queue length, in packets.
     pub queue: u32,
     /// Alternative names.
     pub altnames: Vec<String>,
-    /// Absent in records of devices that an earlier release of weft moved.
+    /// Absent if an earlier weft release moved the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub further: Option<Further>,
 }
@@ -58,32 +60,32 @@ pub(super) struct Settings {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Further {
-    /// Hardware address of broadcasts.
+    /// Hardware address for broadcasts.
     pub broadcast: String,
     /// Link mode.
     pub mode: u8,
     /// Whether a protocol has switched it off.
     pub protodown: bool,
-    /// Sizes of aggregated packets.
+    /// Sizes up to which packets are aggregated.
     pub aggregation: [u32; 5],
-    /// Ids of XDP programs.
+    /// XDP program ids.
     pub xdp: Vec<u32>,
-    /// Names of the requested offloads; absent if the kernel does not report them.
+    /// Offloads that are requested, by name; absent if the kernel does not report them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offloads: Option<Vec<String>>,
 }
 
-/// Record of a device that is away.
+/// Record about a device that is away.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Record {
-    /// Owner tag of the attachment, as a string.
+    /// The attachment's owner tag, as a string.
     #[serde(rename = "mark")]
     pub tag: String,
     /// State on the host.
     #[serde(flatten)]
     pub host_state: HostState,
-    /// Path of the container's network namespace; `inode` identifies the namespace that was there.
+    /// Path to the container's network namespace; `inode` identifies the namespace that was there.
     netns: PathBuf,
     inode: u64,
     kind: String,
@@ -95,23 +97,23 @@ pub(super) struct Record {
     /// Permanent hardware address; empty if the driver reports none.
     #[serde(skip_serializing_if = "String::is_empty")]
     permanent: String,
-    /// Absent in records of devices that an earlier release of weft moved.
+    /// Absent if an earlier weft release moved the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     settings: Option<Settings>,
-    /// Parent or peer of the link: its index, and the host's id of the namespace that has this index.
+    /// The link's parent or peer: its index, and the host's id for the namespace that has this index.
     #[serde(rename = "end")]
     peer: (Option<u32>, Option<i32>),
 }
 
 impl HostState {
-    /// Returns the present state of `link`.
+    /// Returns the state that `link` has now.
     pub(super) fn of(link: &Link) -> HostState {
         HostState { name: link.name.clone(), up: link.up, alias: link.alias.clone() }
     }
 }
 
 impl Further {
-    /// Returns the present settings of `link`, without its offloads.
+    /// Returns the settings that `link` has now, without its offloads.
     fn of(link: &Link) -> Further {
         let DeviceSettings { broadcast, link_mode, protocol_down, aggregation } = &link.settings;
         Further {
@@ -136,7 +138,8 @@ impl Further {
 }
 
 impl Record {
-    /// Returns the record of `link`, to be moved for `tag` into the namespace at path `netns` with inode `inode`.
+    /// Returns a record about `link`, which is to be moved for `tag` into the namespace at path `netns` with
+    /// inode `inode`.
     pub(super) fn of(link: &Link, tag: &OwnerTag, netns: &Path, inode: u64) -> Record {
         let (tag, host_state, netns) = (tag.text(TAG_MAX), HostState::of(link), netns.to_owned());
         Record {
@@ -161,8 +164,8 @@ impl Record {
         }
     }
 
-    /// Returns a record for `link`, in the container, which was the device `name` on the host: another program moved it, or
-    /// its record is lost.
+    /// Returns a record about `link`, in the container, which was the device `name` on the host: another
+    /// program moved it, or its record is lost.
     pub(super) fn without_file(name: &str, link: &Link) -> Record {
         let host_state = HostState { name: name.to_owned(), ..HostState::default() };
         Record {
@@ -182,7 +185,7 @@ impl Record {
         (inside.index != self.index).then(|| Record { inside: Some(inside.index), ..self.clone() })
     }
 
-    /// Adds the requested offloads of the device.
+    /// Adds the offloads that are requested on the device.
     pub(super) fn with_offloads(mut self, wanted: Vec<String>) -> Record {
         if let Some(further) = self.settings.as_mut().and_then(|settings| settings.further.as_mut()) {
             further.offloads = Some(wanted);
@@ -190,7 +193,8 @@ impl Record {
         self
     }
 
-    /// Returns the offloads that differ from the record, each with its recorded value. `now`: the requested ones.
+    /// Returns the offloads that differ from the record, each with its recorded value. `now`: the requested
+    /// ones.
     pub(super) fn offload_resets<'a>(&'a self, now: &'a [String]) -> Vec<(&'a str, bool)> {
         let Some(had) = self.further().and_then(|further| further.offloads.as_ref()) else {
             return Vec::new();
@@ -209,14 +213,15 @@ impl Record {
         self.further().map_or_else(|| link.settings.clone(), Further::device_settings)
     }
 
-    /// Returns the removals of XDP programs that the device had not: one that filters or redirects the packets of the host.
+    /// Returns what removes XDP programs that the device had not: such a program could filter or redirect the
+    /// host's packets.
     fn xdp_removals<'a>(&self, link: &Link) -> impl Iterator<Item = Change<'a>> {
         let had = self.further().map(|further| further.xdp.as_slice()).unwrap_or_default();
         let foreign = link.xdp.iter().filter(|program| !had.contains(&program.id));
         foreign.map(|program| Change { remove_xdp: Some(program.mode), ..Change::default() })
     }
 
-    /// Returns the owner tag of the attachment.
+    /// Returns the attachment's owner tag.
     pub(super) fn tag(&self) -> Option<OwnerTag> {
         OwnerTag::read(&self.tag)
     }
@@ -227,12 +232,12 @@ impl Record {
         (record.tag().is_some() && ifname_fault(&record.host_state.name).is_none()).then_some(record)
     }
 
-    /// Returns the content of the file.
+    /// Returns what to write to the file.
     pub(super) fn text(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Returns the index of the device in the container.
+    /// Returns the index that the device has in the container.
     pub(super) fn index_inside(&self) -> u32 {
         self.inside.unwrap_or(self.index)
     }
@@ -247,8 +252,8 @@ impl Record {
         self.is_device(link, self.index_inside())
     }
 
-    /// Whether `link` has the alias that weft gives a device, and the kind and hardware address of the device. A process in
-    /// the container can write the alias and the address.
+    /// Whether `link` has the alias that weft gives a device, and the device's kind and hardware address. A
+    /// process in the container can write the alias and the address.
     pub(super) fn may_be(&self, link: &Link) -> bool {
         link.alias == self.host_state.name && link.kind == self.kind && mac_text(&link.mac) == self.mac
     }
@@ -269,8 +274,8 @@ impl Record {
         link.name == self.host_state.name && self.is_outside(link)
     }
 
-    /// Whether `link`, which was moved from the container to the host as the device, is the device. A process in the container
-    /// may have replaced the device between its search and the move.
+    /// Whether `link`, which was moved from the container to the host as the device, is the device. A process
+    /// in the container may have replaced the device between its search and the move.
     pub(super) fn is_moved(&self, link: &Link) -> bool {
         let is_card = self.permanent.is_empty() || mac_text(&link.permanent_mac) == self.permanent;
         link.kind == self.kind && is_card && self.has_recorded_peer(link)
@@ -281,8 +286,8 @@ impl Record {
         self.kind.is_empty() || self.peer == peer(link)
     }
 
-    /// Returns the changes that give the device its settings back; the first one cannot fail because of its driver.
-    /// `mac`, `further`: [`Record::mac`], [`Record::device_settings`].
+    /// Returns the changes that give the device its settings back; the first one cannot fail because of its
+    /// driver. `mac`, `further`: [`Record::mac`], [`Record::device_settings`].
     pub(super) fn resets<'a>(
         &'a self,
         link: &'a Link,
@@ -329,8 +334,9 @@ impl Record {
         (beyond(&link.alternative_names, had), beyond(had, &link.alternative_names))
     }
 
-    /// Whether a device that was not found no longer exists. The kernel destroys virtual devices with their namespace
-    /// and returns hardware after a while. `looked_inside`: whether the search included the device's namespace.
+    /// Whether a device that was not found no longer exists. The kernel destroys virtual devices with their
+    /// namespace and returns hardware after a while. `looked_inside`: whether the search included the
+    /// device's namespace.
     pub(super) fn is_lost(&self, looked_inside: bool) -> bool {
         // A namespace that cannot be looked at may be the device's.
         let same = |netns: Netns| netns.identity().map_or(true, |identity| identity.inode() == self.inode);
@@ -338,8 +344,8 @@ impl Record {
         !self.kind.is_empty() && (looked_inside || !lives())
     }
 
-    /// Whether `link` has this index and the kind of the device, or the permanent address of the device. An index is unique
-    /// in a namespace, and hardware gets a new one if its index is in use.
+    /// Whether `link` has this index and the device's kind, or the device's permanent address. An index is
+    /// unique in a namespace, and hardware gets a new one if its index is in use.
     fn is_device(&self, link: &Link, index: u32) -> bool {
         let permanent = mac_text(&link.permanent_mac);
         let matches =

@@ -1,21 +1,23 @@
-//! Moves of a device into a container and back.
+//! Moves a device into a container and back.
 //!
 //! Rules:
 //! - Each move is one request, so the device is always in exactly one namespace.
-//! - On the way back the device's name must be free on the host. If it is not, the device stays and the error says why.
-//! - A process in the container can set names, aliases and addresses there. The record on the host decides which link is
-//!   the device and which name and settings it gets back. No other link of the container is moved to the host: it would
-//!   connect the container to the host under a name that the host trusts.
-//! - Without a record, the configuration decides: the link has the alias that the configuration calls `device`, and it is
-//!   hardware, or its parent or peer is on the host.
-//! - The kernel removes queueing disciplines, filters, neighbours and addresses of a device that moves. XDP programs,
-//!   offloads and further settings stay with it, so the host resets them while the device is down. Links that a process in
-//!   the container created on the device are removed before the device is up.
-//! - The device gets its alias and its state back last. Until then its alias is its name, so an interrupted return is
-//!   completed by the next DEL or GC.
+//! - On the way back the device's name must be free on the host. If it is not, the device stays and the error
+//!   says why.
+//! - A process in the container can set names, aliases and addresses there. The record on the host decides
+//!   which link is the device and which name and settings it gets back. No other link in the container is
+//!   moved to the host: it would connect the container to the host under a name that the host trusts.
+//! - Without a record, the configuration decides: the link has the alias that the configuration calls
+//!   `device`, and it is hardware, or its parent or peer is on the host.
+//! - When a device moves, the kernel removes its queueing disciplines, filters, neighbours and addresses. XDP
+//!   programs, offloads and further settings stay with it, so the host resets them while the device is down.
+//!   Links that a process in the container created on the device are removed before the device is up.
+//! - The device gets its alias and its state back last. Until then its alias is its name, so an interrupted
+//!   return is completed by the next DEL or GC.
 //!
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
-//! (`do_setlink`: first the namespace, then name, alias, and up), `drivers/net/macvlan.c` (`macvlan_device_event`).
+//! (`do_setlink`: first the namespace, then name, alias, and up), `drivers/net/macvlan.c`
+//! (`macvlan_device_event`).
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -34,10 +36,10 @@ use plugin_support::owner_tag::OwnerTag;
 use super::record::{HostState, Record};
 use super::store::{self, StoredRecord};
 
-/// Kinds of links that stay on a device when it changes its namespace.
+/// Link kinds that stay on a device when it changes its namespace.
 const STAYING_KINDS: [&str; 5] = ["macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 
-/// Moves a device of the host into the container, where it is down.
+/// Moves a device from the host into the container, where it is down.
 pub(super) fn into_container(
     host: &mut Rtnl,
     link: &Link,
@@ -49,8 +51,8 @@ pub(super) fn into_container(
     container.rtnl().and_then(|mut inside| inside.link(ifname)).or_refused()
 }
 
-/// Moves the device of an attachment back to its place on the host, from the container or from where the kernel left
-/// it. Does nothing if the device is in neither place.
+/// Moves an attachment's device back to its place on the host, from the container or from where the kernel
+/// left it. Does nothing if the device is in neither place.
 ///
 /// `configured` is the device that the configuration names, for a device without a record.
 pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&str>) -> Result<(), Error> {
@@ -96,7 +98,7 @@ pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&
     collected(errors)
 }
 
-/// A container's namespace.
+/// Namespace that a container has.
 struct Inside<'a> {
     netns: &'a Netns,
     net: RefCell<Rtnl>,
@@ -108,7 +110,7 @@ impl Inside<'_> {
         Ok(Inside { netns, net: RefCell::new(net) })
     }
 
-    /// Returns the device of a record. A killed ADD may not have recorded its new index.
+    /// Returns the device that a record is about. A killed ADD may not have recorded its new index.
     fn find(&self, record: &Record, ifname: &str) -> Result<Option<Link>, Error> {
         let mut net = self.net.borrow_mut();
         match net.link_at(record.index_inside()) {
@@ -143,9 +145,9 @@ impl Inside<'_> {
         net.delete_links(&indexes).or_refused()
     }
 
-    /// Returns the link `ifname` if it was the device `name` of the host: it has that alias, and a process in the container
-    /// cannot have created it. Such a process can create a link with a peer in a third namespace, but none with a parent
-    /// or peer on the host.
+    /// Returns the link `ifname` if it was the device `name` on the host: it has that alias, and a process in
+    /// the container cannot have created it. Such a process can create a link with a peer in a third
+    /// namespace, but none with a parent or peer on the host.
     fn without_record(&self, name: &str, ifname: &str) -> Result<Option<Link>, Error> {
         let named = self.net.borrow_mut().find_link(ifname).or_refused()?;
         let Some(link) = named.filter(|link| link.name == ifname && link.alias == name) else {
@@ -160,7 +162,7 @@ impl Inside<'_> {
     }
 }
 
-/// Restores the device of a record if it is on the host, and returns whether it is.
+/// Restores the device that a record is about if it is on the host, and returns whether it is.
 pub(super) fn restore(host: &mut Rtnl, links: &[Link], record: &Record) -> Result<bool, Error> {
     match links.iter().find(|link| record.is_outside(link)) {
         Some(link) => reset(host, link, record).map(|()| true),
@@ -171,7 +173,7 @@ pub(super) fn restore(host: &mut Rtnl, links: &[Link], record: &Record) -> Resul
 /// Prepares a device to be moved: if it was away before, it gets its name back and its record is removed.
 ///
 /// # Errors
-/// Code 11 if another ADD is moving the device: the record of that ADD must stay.
+/// Code 11 if another ADD is moving the device: that ADD's record must stay.
 pub(super) fn with_name_restored(host: &mut Rtnl, link: Link) -> Result<Link, Error> {
     let mut changed = false;
     for kept in store::all()? {
@@ -194,11 +196,12 @@ pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>,
     Ok(host.links().or_refused()?.into_iter().find(is_away))
 }
 
-/// Moves a link from the container to the host and restores its state. Returns false for a link that only looks like
-/// the device; it stays in the container.
+/// Moves a link from the container to the host and restores its state. Returns false for a link that only
+/// looks like the device; it stays in the container.
 ///
-/// The parent of a virtual link can be read only on the host, and a process in the container may replace the device before
-/// the move. Until the link is verified it is down, and its alias is its name, as after a return by the kernel.
+/// A virtual link's parent can be read only on the host, and a process in the container may replace the
+/// device before the move. Until the link is verified it is down, and its alias is its name, as after a
+/// return by the kernel.
 fn move_to_host(inside: &Inside<'_>, link: &Link, host: &mut Rtnl, record: &Record) -> Result<bool, Error> {
     let name = record.host_state.name.as_str();
     expect_free(host, name, &link.name)?;
@@ -258,7 +261,8 @@ fn reset(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
         .or_refused()
 }
 
-/// Gives a device on the host its offloads back. A kernel that does not report them did not change them through netlink.
+/// Gives a device on the host its offloads back. A kernel that does not report them did not change them
+/// through netlink.
 fn reset_offloads(name: &str, record: &Record) -> Result<(), Error> {
     let Ok(now) = ethtool::wanted_features(name) else { return Ok(()) };
     let resets = record.offload_resets(&now);
@@ -277,7 +281,7 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
     }
 }
 
-/// State of a device on the host, which a failed ADD restores.
+/// State that a device has on the host, which a failed ADD restores.
 pub(super) struct PendingMove {
     tag: OwnerTag,
     standing: LinkSnapshot,
@@ -286,7 +290,7 @@ pub(super) struct PendingMove {
 }
 
 impl PendingMove {
-    /// Reads the state of the device and writes its record.
+    /// Reads the device's state and writes its record.
     pub(super) fn of(
         host: &mut Rtnl,
         link: &Link,
@@ -304,7 +308,7 @@ impl PendingMove {
         Ok(PendingMove { tag: tag.clone(), standing, kept: RefCell::new((record, leaving)) })
     }
 
-    /// Records the index of the device in the container, which is another one if that index was in use there.
+    /// Records the device's index in the container, which is another one if that index was in use there.
     pub(super) fn moved(&self, inside: &Link) -> Result<(), Error> {
         let renumbered = self.kept.borrow().0.renumbered(inside);
         if let Some(record) = renumbered {
@@ -314,7 +318,8 @@ impl PendingMove {
         Ok(())
     }
 
-    /// Returns the device with its addresses and routes. Errors are ignored: the caller returns the original error.
+    /// Returns the device with its addresses and routes. Errors are ignored: the caller returns the original
+    /// error.
     pub(super) fn undo(&self, container: &Netns) {
         let PendingMove { tag, standing, kept } = self;
         let (record, _leaving) = &*kept.borrow();

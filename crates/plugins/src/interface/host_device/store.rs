@@ -1,4 +1,4 @@
-//! The files that contain the records of moved devices: one for each device, found without access to the device.
+//! Files with the records about moved devices: one for each device, found without access to the device.
 //!
 //! ```text
 //!   /run/cni/host-device/eth5:0a1b2c:net1.json
@@ -22,7 +22,7 @@ use plugin_support::owner_tag::OwnerTag;
 
 use super::record::Record;
 
-/// Directory of the records.
+/// Directory with the records.
 const DIRECTORY: &str = "/run/cni/host-device";
 /// Largest record read, in bytes.
 const FILE_MAX: u64 = 16 << 10;
@@ -30,7 +30,7 @@ const FILE_MAX: u64 = 16 << 10;
 /// Record file on disk.
 #[derive(Debug)]
 pub(super) struct StoredRecord {
-    /// Content of the file.
+    /// What the file contains.
     pub record: Record,
     /// Whether an ADD is moving the device now.
     pub is_leaving: bool,
@@ -49,18 +49,18 @@ pub(super) fn keep(record: &Record) -> Result<File, Error> {
     written.map_err(|cause| failed("write", &path, &cause))
 }
 
-/// Returns the records of an attachment: one, unless an ADD was killed and a later one moved another device.
+/// Returns an attachment's records: one, unless an ADD was killed and a later one moved another device.
 pub(super) fn of_attachment(tag: &OwnerTag) -> Result<Vec<StoredRecord>, Error> {
     let suffix = file_name("", tag);
     list(&|name| name.ends_with(&suffix))
 }
 
-/// Returns the records of devices that had this name on the host.
+/// Returns the records about devices that had this name on the host.
 pub(super) fn of_device(name: &str) -> Result<Vec<StoredRecord>, Error> {
     list(&|file| file.split_once(':').is_some_and(|(device, _)| device == name))
 }
 
-/// Returns the records of a container.
+/// Returns a container's records.
 pub(super) fn of_container(container: &str) -> Result<Vec<StoredRecord>, Error> {
     list(&|file| file.split(':').nth(1) == Some(container))
 }
@@ -70,7 +70,7 @@ pub(super) fn all() -> Result<Vec<StoredRecord>, Error> {
     list(&|_| true)
 }
 
-/// Removes the records of an attachment, and the temporary files that a killed writer left.
+/// Removes an attachment's records, and the temporary files that a killed writer left.
 pub(super) fn forget(tag: &OwnerTag) -> Result<(), Error> {
     let suffix = file_name("", tag);
     for path in paths(&|name| name.strip_suffix(".new").unwrap_or(name).ends_with(&suffix))? {

@@ -15,10 +15,10 @@ use plugin_support::owner_tag::OwnerTag;
 use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion};
 
 const TABLE: &str = "nat";
-/// Prefix of the chains' names.
+/// Prefix for chain names.
 const PREFIX: &str = "CNI-";
 
-/// Returns the multicast network of a family. Packets to groups are not masqueraded.
+/// Returns a family's multicast network. Packets to groups are not masqueraded.
 fn multicast(family: Family) -> &'static str {
     match family {
         Family::V4 => "224.0.0.0/4",
@@ -32,7 +32,7 @@ pub(super) fn exists(tag: &OwnerTag) -> Result<bool, Error> {
     Family::any(|family| iptables::has_chain(family, TABLE, &chain))
 }
 
-/// Returns the first of the addresses without a jump to the attachment's chain.
+/// Returns the first address without a jump to the attachment's chain.
 pub(super) fn without_jump(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
     let chain = chain_name(tag);
     for family in Family::ALL {
@@ -106,14 +106,14 @@ pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the jumps of the `known` addresses, and the chain if no other jump leads to it. Without known addresses,
-/// removes the chain and every jump to it. Applies to both families.
+/// Removes the jumps for the `known` addresses, and the chain if no other jump leads to it. Without known
+/// addresses, removes the chain and every jump to it. Applies to both families.
 pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let chain = chain_name(tag);
     iptables::clean(TABLE, &[&chain], &mut |saved| removal(saved, &chain, known))
 }
 
-/// Removes the chains of this network whose container has no valid attachment any more.
+/// Removes the chains on this network whose container has no valid attachment any more.
 ///
 /// A chain belongs to a container: it stays while one of the container's attachments is valid.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
@@ -126,16 +126,17 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Erro
     })
 }
 
-/// Returns the chain of a rule whose comment names this network and none of the valid containers.
+/// Returns a rule's chain if the comment names this network and none of the valid containers.
 ///
-/// The comment has the form of the reference plugins: `name: "NETWORK" id: "CONTAINER"`.
+/// The comment has the reference plugins' form: `name: "NETWORK" id: "CONTAINER"`.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
     let chain = chain_of(line).filter(|chain| chain.starts_with(PREFIX))?;
     let (_, container) = iptables::named(line, "").filter(|(named, _)| *named == network)?;
     valid.iter().all(|valid| valid.container_id != container).then_some(chain)
 }
 
-/// Returns the commands that remove the jumps of the `known` addresses, and the chain if no other jump leads to it.
+/// Returns the commands that remove the jumps for the `known` addresses, and the chain if no other jump leads
+/// to it.
 fn removal(saved: &Saved, chain: &str, known: &[IpNet]) -> Vec<String> {
     let (own, others): (Vec<&str>, Vec<&str>) =
         saved.jumps(chain).partition(|jump| known.is_empty() || is_of(jump, known));
@@ -146,7 +147,8 @@ fn removal(saved: &Saved, chain: &str, known: &[IpNet]) -> Vec<String> {
     script
 }
 
-/// Whether a jump is for one of these addresses, in the present form or in the older one with the whole subnet.
+/// Whether a jump is for one of these addresses, in the present form or in the older one with the whole
+/// subnet.
 fn is_of(jump: &str, addresses: &[IpNet]) -> bool {
     let source = jump.split_once(" -s ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or_default();
     addresses

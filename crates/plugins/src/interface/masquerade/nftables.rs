@@ -34,7 +34,7 @@ use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use crate::entries::{self, Entry, EntrySets};
 
-/// Name of the table.
+/// Table name.
 pub(super) const NAME: &str = "weft_masquerade";
 const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "postrouting";
@@ -118,7 +118,7 @@ pub(super) fn remove(nft: &mut Nft, tag: &OwnerTag, known: &[IpNet]) -> Result<(
     removed.map(drop)
 }
 
-/// Returns those of the addresses that have no entry of the attachment.
+/// Returns the addresses for which the attachment has no entry.
 pub(super) fn without_entry(nft: &mut Nft, tag: &OwnerTag, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut missing = Vec::new();
@@ -134,7 +134,7 @@ fn has(nft: &mut Nft, net: &IpNet, comment: &str) -> Result<bool, Error> {
     entries::has(nft, TABLE, map(net.addr()), &Data::from(net.addr()), comment)
 }
 
-/// Removes the entries of attachments of `plugin` and `network` that are not valid any more.
+/// Removes the entries that attachments of `plugin` to `network` have and that are not valid any more.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     let is_stale = entries::is_stale(plugin, network, valid);
@@ -148,7 +148,7 @@ fn map(address: IpAddr) -> &'static str {
     }
 }
 
-/// Returns the chain that the entry of an address jumps to.
+/// Returns the chain that an address's entry jumps to.
 fn chain_of(net: &IpNet) -> String {
     match net.addr() {
         IpAddr::V4(_) if is_single(net) => "single4".to_owned(),
@@ -161,7 +161,8 @@ fn is_single(net: &IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
 }
 
-/// Returns the name of a subnet's chain, which all its addresses share. A colon would have to be quoted in nft.
+/// Returns the name for a subnet's chain, which all its addresses share. A colon would have to be quoted in
+/// nft.
 pub fn subnet_chain(net: &IpNet) -> String {
     format!("subnet_{}", net.trunc()).replace(':', "-")
 }

@@ -1,7 +1,8 @@
-//! The nf_tables rules of the reference plugins from 1.6, which DEL and GC remove.
+//! nf_tables rules that the reference plugins from 1.6 on write, and that DEL and GC remove.
 //!
-//! Table `inet cni_plugins_masquerade`, chain `masq_checks`: one rule for each address, whose comment begins with
-//! hashes of the network and of interface and container. A leftover rule affects the next container with the address.
+//! Table `inet cni_plugins_masquerade`, chain `masq_checks`: one rule for each address, whose comment begins
+//! with two hashes: one over the network, one over interface and container. A leftover rule affects the next
+//! container with the address.
 //!
 //! Source: plugins `pkg/ip/ipmasq_nftables_linux.go` (G5).
 
@@ -15,12 +16,12 @@ use sha2::{Digest, Sha512};
 
 use crate::entries;
 
-/// Name of the table.
+/// Table name.
 pub(super) const NAME: &str = "cni_plugins_masquerade";
 const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "masq_checks";
 
-/// Removes the rules of an attachment.
+/// Removes an attachment's rules.
 pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
     let own = attachment(&tag.network, &tag.ifname, &tag.container);
     remove_rules(|comment| comment.starts_with(&own))
@@ -33,7 +34,7 @@ pub(super) fn is_there(tag: &OwnerTag) -> Result<bool, Error> {
     Ok(nft.rules(TABLE, CHAIN).or_refused()?.iter().any(|rule| rule.comment.starts_with(&own)))
 }
 
-/// Removes the rules of attachments of this network that are not valid any more.
+/// Removes the rules for attachments to this network that are not valid any more.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let own = format!("{}-", short_hash(network));
     let keep: Vec<String> = valid.iter().map(|v| attachment(network, &v.ifname, &v.container_id)).collect();
@@ -49,7 +50,7 @@ fn remove_rules(matches: impl Fn(&str) -> bool) -> Result<(), Error> {
     nft.commit(batch).or_refused()
 }
 
-/// Returns the prefix of the comments of an attachment's rules.
+/// Returns the prefix that the comments on an attachment's rules have.
 fn attachment(network: &str, ifname: &str, container: &str) -> String {
     format!("{}-{}", short_hash(network), short_hash(&format!("{ifname}:{container}")))
 }

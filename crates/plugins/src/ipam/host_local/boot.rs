@@ -1,17 +1,18 @@
-//! The boot in which a reservation was made, as an extended attribute of its file.
+//! Boot in which a reservation was made, as an extended attribute on its file.
 //!
-//! The reference plugin ignores the attribute, and it is removed with the file. A reservation counts as one of an
-//! earlier boot only if all of this is true:
+//! The reference plugin ignores the attribute, and it is removed with the file. A reservation counts as made
+//! in an earlier boot only if all this is true:
 //!
 //! - The file has the attribute. The reference plugin sets none, so its reservations never count.
 //! - It names this machine and another boot than the present one.
-//! - The modification time of the file is before the present boot.
+//! - The file was last modified before the present boot.
 //! - The file system is local to one kernel: no other node can have it mounted.
 //!
-//! The network namespace that used such an address no longer exists, because namespaces do not outlive the kernel. Even
-//! so the address is released only if ADD would fail otherwise.
+//! The network namespace that used such an address no longer exists, because namespaces do not outlive the
+//! kernel. Even so the address is released only if ADD would fail otherwise.
 //!
-//! Source: random(4) `boot_id`; machine-id(5), which asks applications not to expose the id: a hash is stored.
+//! Source: random(4) `boot_id`; machine-id(5), which asks applications not to expose the id: a hash is
+//! stored.
 
 use std::fs::File;
 use std::sync::OnceLock;
@@ -21,12 +22,12 @@ use linux::boot_id;
 use plugin_support::hash::hashed;
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstatfs};
 
-/// Name of the attribute.
+/// Attribute name.
 const ATTRIBUTE: &str = "user.weft.boot";
-/// Maximum size of the attribute, in bytes.
+/// Maximum attribute size, in bytes.
 const ATTRIBUTE_MAX: usize = 128;
 
-/// File with the id of this machine, which never changes.
+/// File with this machine's id, which never changes.
 const MACHINE_ID: &str = "/etc/machine-id";
 /// File with the seconds since boot, including suspend.
 const UPTIME: &str = "/proc/uptime";
@@ -35,7 +36,7 @@ const UPTIME: &str = "/proc/uptime";
 const LOCAL: [i64; 7] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x0102_1994, 0x794c_7630];
 
-/// Machine and one of its boots.
+/// A machine, and one boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Boot {
     machine: String,
@@ -67,7 +68,7 @@ impl Boot {
         let _ = fsetxattr(file, ATTRIBUTE, attribute.as_bytes(), XattrFlags::empty());
     }
 
-    /// Whether the file was written in an earlier boot of this machine, with all the evidence above.
+    /// Whether the file was written in an earlier boot on this machine, with all the evidence above.
     pub fn is_after(&self, file: &File) -> bool {
         let mut attribute = [0; ATTRIBUTE_MAX];
         let Ok(length) = fgetxattr(file, ATTRIBUTE, &mut attribute) else { return false };

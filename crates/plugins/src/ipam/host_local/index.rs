@@ -1,13 +1,14 @@
-//! The index of reservations by owner, so that not every file must be read: a copy of the directory's content.
+//! Index from owners to reservations, so that not every file must be read: a copy of what the directory
+//! contains.
 //!
-//! The owner of a reservation is in its file. With thousands of reservations, to read all files takes longer than the
-//! rest of a call. The index is one file in `/run` with 32 bytes for each reservation: half of a hash of the owner, and
-//! the address. It is only a hint: the files that it leads to are read and compared.
+//! A reservation's owner is in its file. With thousands of reservations, to read all files takes longer than
+//! the rest of a call. The index is one file in `/run` with 32 bytes for each reservation: half of the
+//! owner's hash, and the address. It is only a hint: the files that it leads to are read and compared.
 //!
 //! Rules:
-//! - The directory is the source of truth, and the reference plugin changes it without the index. The index is valid
-//!   only while the directory's modification time is, to the nanosecond, the one set with the index. That time is in
-//!   the past, so any other change results in another time.
+//! - The directory is the source of truth, and the reference plugin changes it without the index. The index
+//!   is valid only while the directory's modification time is, to the nanosecond, the one set with the index.
+//!   That time is in the past, so any other change results in another time.
 //! - The header is written last, so an interrupted write leaves an invalid index.
 //! - If the index is invalid or cannot be written, all files are read once.
 //! - Few reservations have no index: to read all files takes less time than to write one.
@@ -26,7 +27,7 @@ use sha2::{Digest, Sha512};
 
 use super::owner::Owner;
 
-/// Difference of the directory's modification time to the present: more than the resolution of the kernel's clock.
+/// How far the directory's modification time is set back: more than the kernel clock's resolution.
 const BACKDATED: Duration = Duration::from_secs(1);
 
 /// Minimum number of reservations for an index.
@@ -36,7 +37,7 @@ const MAGIC: &[u8; 8] = b"weft-hl1";
 const HEADER: usize = 64;
 const RECORD: usize = 32;
 const HALF: usize = 16;
-/// Maximum size of an index that is read, in records.
+/// Maximum size for an index that is read, in records.
 const RECORDS_MAX: usize = 4 << 20;
 
 type Record = [u8; RECORD];
@@ -52,7 +53,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// Returns the index of this directory, if it is valid; index files are in `index_directory`.
+    /// Returns this directory's index, if it is valid; index files are in `index_directory`.
     pub fn load(directory: &File, index_directory: &Path) -> Option<Index> {
         let path = path_for(directory, index_directory)?;
         let mut file = File::open(&path).ok()?;
@@ -69,7 +70,7 @@ impl Index {
         counts.then(|| Index { records: records.to_vec(), path, stale: Some(Vec::new()), changed: false })
     }
 
-    /// Builds an index from all reservations of this directory.
+    /// Builds an index from all reservations in this directory.
     pub fn rebuilt<'a>(
         directory: &File,
         index_directory: &Path,
@@ -160,7 +161,7 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the path of the index, which is named for the directory's identity, not for a path to it.
+/// Returns the index's path, which is named for the directory's identity, not for a path to it.
 fn path_for(directory: &File, index_directory: &Path) -> Option<PathBuf> {
     let meta = directory.metadata().ok()?;
     Some(index_directory.join(format!("{:x}-{:x}", meta.dev(), meta.ino())))
@@ -170,7 +171,7 @@ fn stamp_of(directory: &File) -> Option<SystemTime> {
     directory.metadata().ok()?.modified().ok()
 }
 
-/// Returns the header: magic number, boot, time of the directory, number of records.
+/// Returns the header: magic number, boot, directory time, record count.
 fn header_of(stamp: SystemTime, records: usize) -> Option<[u8; HEADER]> {
     let since = stamp.duration_since(UNIX_EPOCH).ok()?;
     let boot: &[u8; 36] = boot_id::current()?.as_bytes().try_into().ok()?;
@@ -196,7 +197,7 @@ fn record(owner: &Owner, ip: IpAddr) -> Record {
     record
 }
 
-/// Returns the bytes of an address; IPv4 as the mapped IPv6 address.
+/// Returns an address's bytes; IPv4 as the mapped IPv6 address.
 fn octets(ip: IpAddr) -> [u8; HALF] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

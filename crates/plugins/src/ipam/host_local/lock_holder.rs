@@ -1,11 +1,11 @@
-//! Process that holds a lock of a file, for messages.
+//! Process that holds a file lock, for messages.
 //!
-//! Source: proc_locks(5); flock(2). Process ids are those of the reader's PID namespace.
+//! Source: proc_locks(5); flock(2). Process ids are those in the reader's PID namespace.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 
-/// Returns the file as `/proc/locks` names it: major and minor number of its device, and inode.
+/// Returns the file as `/proc/locks` names it: its device's major and minor number, and inode.
 pub(super) fn identity(file: &File) -> Option<String> {
     let meta = file.metadata().ok()?;
     let device = meta.dev();
@@ -13,14 +13,14 @@ pub(super) fn identity(file: &File) -> Option<String> {
     Some(format!("{major:02x}:{minor:02x}:{}", meta.ino()))
 }
 
-/// Returns the process that holds the lock of this file, as `process 123 (name)`.
+/// Returns the process that holds this file's lock, as `process 123 (name)`.
 pub(super) fn find(identity: Option<String>) -> Option<String> {
     let process = holder(&fs::read_to_string("/proc/locks").ok()?, &identity?)?;
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
     Some(format!("process {process} ({})", name.trim()))
 }
 
-/// Returns the process id in the line of a held lock. A line of a waiting process has `->`.
+/// Returns the process id in a held lock's line. If a process waits, its line has `->`.
 fn holder(locks: &str, identity: &str) -> Option<u32> {
     let held = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let held = held.filter(|words| words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&identity));

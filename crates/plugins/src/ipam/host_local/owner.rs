@@ -1,12 +1,13 @@
-//! The owner of a reservation, which is the content of its file.
+//! Owner that has a reservation, which is what its file contains.
 //!
-//! The reference plugin writes the container's id, a carriage return and a line feed, and the interface's name. Its
-//! first versions wrote only the id, which stands for every interface of the container. White space around it is
-//! ignored.
+//! The reference plugin writes the container's id, a carriage return and a line feed, and the interface's
+//! name. Its first versions wrote only the id, which stands for every interface that the container has. White
+//! space around it is ignored.
 //!
-//! An empty file is left if a kill, a full disk or a power failure came between the creation and the write. Such an
-//! address was never returned to a caller. The reader of a file holds the lock, so no other process is about to write
-//! it. Content with a NUL has the same origin: some file systems pad with NULs after a power failure.
+//! An empty file is left if a kill, a full disk or a power failure came between the creation and the write.
+//! Such an address was never returned to a caller. Whoever reads a file holds the lock, so no other process
+//! is about to write it. Content with a NUL has the same origin: some file systems pad with NULs after a
+//! power failure.
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/disk/backend.go`; issue containernetworking/plugins#498.
 
@@ -15,19 +16,19 @@ use cni::name::{ContainerId, IfName};
 
 const DIVIDER: &str = "\r\n";
 
-/// Maximum size of a plugin's content, in bytes: two names and the separator.
+/// Maximum size that a plugin writes, in bytes: two names and the separator.
 pub const CONTENT_MAX: usize = 1024;
 
-/// Holder of an address.
+/// Who holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Id of the container.
+    /// Container id.
     pub container: String,
-    /// Name of the interface in the container; none in files of old versions.
+    /// Interface name in the container; none in files from old versions.
     pub ifname: Option<String>,
 }
 
-/// Content of a reservation's file.
+/// What a reservation's file contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The address is allocated.
@@ -46,12 +47,12 @@ impl Owner {
         Owner { container: who.container.to_string(), ifname: Some(who.ifname.to_string()) }
     }
 
-    /// Returns the owner as in files of old versions.
+    /// Returns the owner as in files from old versions.
     pub fn without_interface(who: &Attachment) -> Owner {
         Owner { container: who.container.to_string(), ifname: None }
     }
 
-    /// Returns the content of its files.
+    /// Returns what its files contain.
     pub fn content(&self) -> String {
         match &self.ifname {
             Some(ifname) => format!("{}{DIVIDER}{ifname}", self.container),
@@ -59,7 +60,8 @@ impl Owner {
         }
     }
 
-    /// Whether the owner is one of these attachments. Without an interface, any of the container's matches.
+    /// Whether the owner is one of these attachments. Without an interface, any that the container has
+    /// matches.
     pub fn is_among(&self, valid: &[ValidAttachment]) -> bool {
         valid.iter().any(|one| {
             one.container_id == self.container && self.ifname.as_ref().is_none_or(|name| *name == one.ifname)
@@ -68,7 +70,7 @@ impl Owner {
 }
 
 impl Content {
-    /// Decodes the content of a file.
+    /// Decodes what a file contains.
     pub fn read(bytes: &[u8]) -> Content {
         if bytes.len() > CONTENT_MAX {
             return Content::Foreign;

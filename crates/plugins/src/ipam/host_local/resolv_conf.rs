@@ -14,7 +14,7 @@ use cni::Error;
 use cni::result::Dns;
 use rustix::fs::OFlags;
 
-/// Maximum size of the file, in bytes.
+/// Maximum file size, in bytes.
 const FILE_MAX: u64 = 64 * 1024;
 
 /// Reads the settings in the file named by `ipam.resolvConf`.

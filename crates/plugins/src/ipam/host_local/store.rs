@@ -42,17 +42,17 @@ use plugin_config::host_local::StoreLocation;
 
 const LOCK: &str = "lock";
 const LAST_RESERVED: &str = "last_reserved_ip.";
-/// Buffer for a part of the directory's list, in bytes: about 400 addresses.
+/// Buffer for a part of the directory list, in bytes: about 400 addresses.
 const LIST_ROOM: usize = 16 << 10;
-/// Maximum length of an address, in bytes.
+/// Maximum length for an address, in bytes.
 const ADDRESS_MAX: u64 = 64;
 
 /// Timeout for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Number of attempts to take the lock before another thread waits for it.
+/// How often the lock is tried before another thread waits for it.
 const ATTEMPTS: usize = 20;
 
-/// Directory of reservations, locked as long as this value lives.
+/// Directory with reservations, locked as long as this value lives.
 #[derive(Debug)]
 pub struct Store {
     location: StoreLocation,
@@ -63,12 +63,12 @@ pub struct Store {
     draft: Option<File>,
 }
 
-/// Reservation of one address.
+/// Reservation for one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// Address.
+    /// Address that is reserved.
     pub ip: IpAddr,
-    /// Name of the file: the address, possibly in another notation.
+    /// File name: the address, possibly in another notation.
     pub name: String,
 }
 
@@ -196,7 +196,8 @@ fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Re
 impl Store {
     /// Returns every name that is an address. `ls -U`
     ///
-    /// Lists with the open directory: std would open another one, and its list would initialize musl's allocator.
+    /// Lists with the open directory: std would open another one, and its list would initialize musl's
+    /// allocator.
     fn names(&self) -> Result<Vec<Reservation>, Error> {
         let failed = |errno: Errno| self.failed("list", "", &errno.into());
         seek(&self.directory, SeekFrom::Start(0)).map_err(failed)?;
@@ -213,12 +214,12 @@ impl Store {
         Ok(all)
     }
 
-    /// Returns every address that has a file, whatever its content.
+    /// Returns every address that has a file, whatever it contains.
     pub fn held(&self) -> Result<UsedAddresses, Error> {
         Ok(self.names()?.into_iter().map(|reservation| reservation.ip).collect())
     }
 
-    /// Returns every reservation with its content.
+    /// Returns every reservation with what its file contains.
     pub fn all(&self) -> Result<Vec<(Reservation, Content)>, Error> {
         let mut all = Vec::new();
         for reservation in self.names()? {
@@ -256,7 +257,7 @@ impl Store {
         Ok(Some((content, Some(file))))
     }
 
-    /// Returns the reservations of exactly this owner.
+    /// Returns the reservations that exactly this owner has.
     pub fn held_by(&mut self, owner: &Owner) -> Result<Vec<Reservation>, Error> {
         if let Some(index) = &self.index {
             let hints: Vec<Reservation> = index.addresses(owner).into_iter().map(Reservation::of).collect();
@@ -280,8 +281,8 @@ impl Store {
             .collect())
     }
 
-    /// Fails if a reservation cannot be read that may be the caller's: it is of one of these addresses, or any if they are
-    /// unknown. The next call may read it.
+    /// Fails if a reservation cannot be read that may be the caller's: for one of these addresses, or any if
+    /// they are unknown. The next call may read it.
     pub fn require_readable(&self, addresses: Option<&[IpAddr]>) -> Result<(), Error> {
         let reservations = match addresses {
             Some(addresses) => addresses.iter().copied().map(Reservation::of).collect(),
@@ -315,14 +316,14 @@ impl Store {
         self.index = Some(Index::rebuilt(&self.directory, &self.location.index_directory, owned));
     }
 
-    /// Whether the reservation was never completed. Reads only the size of the file.
+    /// Whether the reservation was never completed. Reads only the file size.
     pub fn is_empty(&self, ip: IpAddr) -> bool {
         let meta = fs::symlink_metadata(self.location.directory.join(ip.to_string()));
         meta.is_ok_and(|meta| meta.is_file() && meta.len() == 0)
     }
 
-    /// Returns the reservations among these addresses that no attachment can hold: incomplete ones, and those of an
-    /// earlier boot.
+    /// Returns the reservations among these addresses that no attachment can hold: incomplete ones, and those
+    /// from an earlier boot.
     pub fn abandoned(&self, among: impl Fn(IpAddr) -> bool) -> Result<Vec<Reservation>, Error> {
         let boot = Boot::current();
         let mut abandoned = Vec::new();
@@ -475,7 +476,7 @@ impl Store {
 }
 
 impl Reservation {
-    /// Returns the reservation of this address, in canonical notation.
+    /// Returns this address's reservation, in canonical notation.
     pub fn of(ip: IpAddr) -> Reservation {
         Reservation { ip, name: ip.to_string() }
     }
