@@ -1,11 +1,11 @@
-//! Address filter: the addresses of a pool that one network may allocate.
+//! Address filter: the pool addresses that one network may allocate.
 //!
-//! A filter is a range of the pool without its gateway and without the excluded networks. Several networks may have
-//! filters on one pool; addresses are unique in the pool.
+//! A filter is a range in the pool without its gateway and without the excluded networks. Several networks
+//! may have filters on one pool; addresses are unique in the pool.
 //!
-//! - The network address of a subnet and the broadcast address of an IPv4 subnet are never admitted, even if the range
-//!   names them. The network address of an IPv6 subnet is the anycast address of its routers (RFC 4291, 2.6.1). A subnet
-//!   of one or two addresses has neither (RFC 3021, RFC 6164).
+//! - A subnet's network address and an IPv4 subnet's broadcast address are never admitted, even if the range
+//!   names them. In IPv6 the network address is the anycast address that all routers in the subnet share (RFC
+//!   4291, 2.6.1). A subnet with one or two addresses has neither (RFC 3021, RFC 6164).
 //! - Excluded networks are sorted and disjoint, so that a lookup takes logarithmic time.
 
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ pub struct AddressFilter {
     exclude: Vec<IpNet>,
 }
 
-/// JSON form of a filter; reading it checks the range.
+/// JSON form; reading it checks the range.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct FilterFields {
@@ -61,7 +61,7 @@ impl From<AddressFilter> for FilterFields {
 }
 
 impl AddressFilter {
-    /// Returns the filter of a range without some networks.
+    /// Returns a filter for a range without some networks.
     pub fn new(range: Range, exclude: &[IpNet]) -> AddressFilter {
         AddressFilter { range, exclude: IpNet::aggregate(&exclude.to_vec()) }
     }
@@ -79,7 +79,7 @@ impl AddressFilter {
         is_inside && self.range.gateway() != Some(ip) && self.excluding(ip).is_none()
     }
 
-    /// Numbers of the first and last address of a host in the range.
+    /// Returns the first and last host address in the range, as numbers.
     fn bounds(&self) -> (u128, u128) {
         let (first, last) = self.range.bounds();
         let (lowest, highest) = hosts(self.range.subnet());
@@ -115,7 +115,7 @@ impl AddressFilter {
         self.next(0).is_none()
     }
 
-    /// Number of admitted addresses, at most `u128::MAX`.
+    /// Returns how many addresses are admitted, at most `u128::MAX`.
     pub fn count(&self) -> u128 {
         let (first, last) = self.bounds();
         let within = |from: u128, to: u128| match (from.max(first), to.min(last)) {
@@ -130,7 +130,7 @@ impl AddressFilter {
         within(first, last) - excluded - gateway
     }
 
-    /// Whether the filter admits an address of a block.
+    /// Whether the filter admits an address in a block.
     pub fn overlaps(&self, block: IpNet) -> bool {
         self.next(number(block.network())).is_some_and(|ip| ip <= number(block.broadcast()))
     }
@@ -166,7 +166,8 @@ impl AddressFilter {
         })
     }
 
-    /// Returns the spans of admitted addresses; if there are more than `most`, one from the first to the last address.
+    /// Returns the spans of admitted addresses; if there are more than `most`, one from the first to the last
+    /// address.
     pub fn spans(&self, most: usize) -> Vec<AddressSpan> {
         let family = self.range.family();
         let (mut spans, mut at) = (Vec::new(), self.next(0));
@@ -186,7 +187,7 @@ impl AddressFilter {
         spans
     }
 
-    /// Iterates over the admitted addresses of a block in order.
+    /// Iterates over the admitted addresses in a block in order.
     pub fn addresses(&self, block: IpNet) -> impl Iterator<Item = IpAddr> {
         let last = number(block.broadcast());
         let mut at = Some(number(block.network()));
@@ -198,7 +199,7 @@ impl AddressFilter {
     }
 }
 
-/// Spreads neighbouring seeds over all 64 bits. Source: finalizer of SplitMix64.
+/// Spreads neighbouring seeds over all 64 bits. Source: SplitMix64's finalizer.
 pub(crate) fn mix(seed: u64) -> u64 {
     let mixed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! Span of addresses.
+//! Address span, from a first to a last address.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::number::Family;
 
-/// Span of addresses, from the first to the last, both included and of one family.
+/// Addresses from the first to the last, both included and in one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressSpan {
-    /// First address.
+    /// Where it begins.
     pub first: IpAddr,
-    /// Last address.
+    /// Where it ends.
     pub last: IpAddr,
 }
 

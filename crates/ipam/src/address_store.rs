@@ -1,8 +1,8 @@
-//! Address store: the blocks of one pool that a node has leased, and the owner of every address in them.
+//! Address store: the blocks that a node has leased from one pool, and who owns every address in them.
 //!
-//! The store is the content of a file. Each change returns small [`Edit`]s, which the caller writes to the file at
-//! once, so that a caller killed between two edits leaves a valid store. The file format and the safety argument of
-//! each edit order are in `docs/design/ipam.md#address-store`.
+//! The store is what a file contains. Each change returns small [`Edit`]s, which the caller writes to the
+//! file at once, so that a caller killed between two edits leaves a valid store. The file format and the
+//! safety argument for each edit order are in `docs/design/ipam.md#address-store`.
 
 mod choose;
 mod format;
@@ -23,40 +23,43 @@ use self::image::Image;
 pub use self::image::StoreFile;
 use crate::block_lease::BlockState;
 
-/// Number of slots in a page; a page holds one block.
+/// Slots in a page; a page holds one block.
 pub const SLOTS: usize = 256;
-/// Largest number of pages in a store.
+/// Maximum number of pages in a store.
 pub const PAGES_MAX: usize = GROUPS_MAX * GROUP_PAGES;
-/// Longest name of a store in bytes.
+/// Maximum length for a store name, in bytes.
 const NAME_MAX: usize = 128;
 
-/// Number that identifies an owner: a hash of the attachment and the range set. Equal for every call of one attachment.
+/// Number that identifies an owner: a hash over the attachment and the range set. Equal for every call for
+/// one attachment.
 pub type OwnerTag = u64;
 
-/// Address store of one pool on one node.
+/// Address store for one pool on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressStore {
     image: Image,
 }
 
-/// Change of the store's file.
+/// Change to the store's file.
 #[must_use = "a change takes effect only when it is written"]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// Offset in the file.
     pub offset: u64,
-    /// Bytes to write.
+    /// What to write there.
     pub bytes: Vec<u8>,
     /// Order relative to earlier edits.
     pub order: WriteOrder,
 }
 
-/// Order of an edit. Edits are always written in sequence; the order says whether the disk must be synchronized before.
+/// When an edit may reach the disk. Edits are always written in sequence; the order says whether the disk
+/// must be synchronized before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOrder {
     /// The edit is written at once.
     Immediate,
-    /// Earlier edits must be on the disk first: if only this one survived a loss of power, the store would be wrong.
+    /// Earlier edits must be on the disk first: if only this one survived a power loss, the store would be
+    /// wrong.
     AfterSync,
 }
 
@@ -65,21 +68,21 @@ pub enum WriteOrder {
 pub struct Block {
     /// Page that holds the block.
     pub page: usize,
-    /// State of the block on this node.
+    /// What state the block has on this node.
     pub state: BlockState,
-    /// Addresses of the block.
+    /// Addresses in the block.
     pub net: IpNet,
-    /// Identifier of the lease.
+    /// Lease identifier.
     pub lease: String,
     /// Whether the lease is a single address for one owner.
     pub single_owner: bool,
-    /// Whether the block is drained: no new owner gets an address of it, so that it can be returned.
+    /// Whether the block is drained: no new owner gets an address from it, so that it can be returned.
     pub draining: bool,
-    /// Time of the lease in milliseconds since 1970.
+    /// When it was leased, in milliseconds since 1970.
     pub leased_at: u64,
 }
 
-/// State of one address.
+/// State that one address has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     /// Free, released at this time in milliseconds since 1970; 0 if it was never held.
@@ -88,25 +91,25 @@ pub enum Slot {
     Held {
         /// Start in milliseconds since 1970.
         since: u64,
-        /// Owner.
+        /// Who holds it.
         owner: OwnerTag,
     },
-    /// Reserved: the address belongs to another node, or to another page of this store.
+    /// Reserved: the address belongs to another node, or to another page in this store.
     Reserved,
     /// State that this version does not know; such an address is never allocated.
     Unknown,
 }
 
-/// Position of an address in the store.
+/// Where an address is in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId {
-    /// Page.
+    /// Page that it is in.
     pub page: usize,
     /// Slot in the page.
     pub slot: usize,
 }
 
-/// Result of [`AddressStore::choose`].
+/// What [`AddressStore::choose`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// This address can be allocated.
@@ -117,7 +120,7 @@ pub enum Choice {
     Full,
 }
 
-/// Number of addresses by state.
+/// How many addresses are in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Held addresses.
@@ -131,7 +134,7 @@ pub struct Usage {
 /// Reason why a file is not a valid address store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// The file does not begin like a store of this version.
+    /// The file does not begin like a store in this version.
     UnknownFormat,
     /// The file is shorter than it was.
     Truncated {
@@ -140,11 +143,12 @@ pub enum StoreError {
         /// Groups that were written.
         written: usize,
     },
-    /// The head of this page is invalid.
+    /// This page's head is invalid.
     InvalidPage(usize),
 }
 
-/// Whether a text is a valid name of a store or a pool. The name is part of an object's name and of a path.
+/// Whether a text is a valid name for a store or a pool. The name becomes part of an object's name and of a
+/// path.
 pub fn is_valid_name(text: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     let is_word = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -166,7 +170,7 @@ impl AddressStore {
         AddressStore { image: Image::new(preface) }
     }
 
-    /// Reads a store from the bytes of its file.
+    /// Reads a store from its file's bytes.
     ///
     /// # Errors
     /// The bytes are not a valid store; then nothing is known about any address.
@@ -200,20 +204,20 @@ impl AddressStore {
         }
     }
 
-    /// Error of a read after [`AddressStore::open`]. If there is one, no answer of the store is valid and nothing may
-    /// be written.
+    /// Returns the error if something could not be read after [`AddressStore::open`]. Then no answer from the
+    /// store is valid and nothing may be written.
     pub fn read_error(&self) -> Option<&str> {
         self.image.read_error()
     }
 
-    /// Bytes of the whole file.
+    /// Returns all bytes in the file.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.image.bytes()
     }
 }
 
 impl Block {
-    /// Whether addresses of the block may be allocated to any owner.
+    /// Whether addresses in the block may be allocated to any owner.
     pub fn is_open(&self) -> bool {
         self.state == BlockState::Active && !self.single_owner && !self.draining
     }

@@ -1,7 +1,7 @@
-//! Allocation from the address store of the node, without any other component.
+//! Allocation from the node's address store, without any other component.
 //!
-//! The caller has locked the store and writes every edit before it does anything else; it may be killed after each
-//! edit. See `docs/design/ipam.md#allocation-on-a-node`.
+//! The caller has locked the store and writes every edit before it does anything else; it may be killed after
+//! each edit. See `docs/design/ipam.md#allocation-on-a-node`.
 
 use std::net::IpAddr;
 
@@ -13,11 +13,11 @@ use crate::clock::Clock;
 use crate::lease_message::AllocationKind;
 use crate::number::number;
 
-/// An owner first looks for an offer among every sixteenth address, then among every fourth, then among all, so that
-/// concurrent calls of one node rarely offer the same address.
+/// An owner first looks for an offer among every sixteenth address, then among every fourth, then among all,
+/// so that concurrent calls on one node rarely offer the same address.
 const OFFER_STRIDES: [u128; 3] = [16, 4, 1];
 
-/// Result of [`AddressStore::allocate`].
+/// What [`AddressStore::allocate`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// This address is allocated once the edits are written; no edit if the owner held it before.
@@ -59,8 +59,8 @@ impl AddressStore {
         }
     }
 
-    /// Finds an address of the store that can be transferred to a claim: `named`, unless it is held or was `tried`,
-    /// else one that is free. Concurrent calls start with different addresses, if possible.
+    /// Finds an address in the store that can be transferred to a claim: `named`, unless it is held or was
+    /// `tried`, else one that is free. Concurrent calls start with different addresses, if possible.
     pub fn offer_for_claim(
         &mut self,
         clock: Clock,
@@ -103,7 +103,8 @@ impl AddressStore {
         }
     }
 
-    /// Chooses an address. If only a drained block has one, the block is drained no longer; its page and the edit.
+    /// Chooses an address. If only a drained block has one, the block is drained no longer; its page and the
+    /// edit.
     fn choose_or_undrain(
         &mut self,
         clock: Clock,

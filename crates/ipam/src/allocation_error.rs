@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::registry::RegistryError;
 
-/// Largest number of nodes that an error names.
+/// Maximum number of nodes that an error names.
 const NODES_MAX: usize = 8;
 
 /// Reason why nothing was allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum AllocationError {
-    /// Every address of the network's range is in use.
+    /// Every address in the network's range is in use.
     Exhausted,
     /// Every free address is in quarantine, at least until this time in milliseconds since 1970.
     Quarantined(u64),
-    /// Every address of the network's range is in use, also on the nodes that were asked.
+    /// Every address in the network's range is in use, also on the nodes that were asked.
     NoneElsewhere {
-        /// Number of addresses that the network may allocate.
+        /// How many addresses the network may allocate.
         window: u64,
         /// Nodes that have no free address; at most [`NODES_MAX`].
         full: Vec<String>,
-        /// Number of such nodes.
+        /// How many such nodes there are.
         full_count: usize,
         /// Nodes that have not answered yet; at most [`NODES_MAX`].
         silent: Vec<String>,
@@ -42,21 +42,21 @@ pub enum AllocationError {
     HeldOnThisNode(IpAddr),
     /// The owner requests an address but holds this other one.
     HoldsAnother(IpAddr),
-    /// The requested address lies in a block of another node, which was asked to transfer it.
+    /// The requested address lies in another node's block, and that node was asked to transfer it.
     NotTransferred {
-        /// The block.
+        /// Block that contains it.
         net: IpNet,
         /// Node that leases it.
         node: String,
-        /// Holder of the address on that node; empty if the node has not answered.
+        /// Who holds the address on that node; empty if the node has not answered.
         held_by: String,
     },
-    /// The requested address lies in a block of the same address store. The caller must unlock the store so that the
-    /// agent can transfer the address.
+    /// The requested address lies in a block in the same address store. The caller must unlock the store so
+    /// that the agent can transfer the address.
     InOwnBlock {
-        /// The address.
+        /// Address that was requested.
         ip: IpAddr,
-        /// The block.
+        /// Block that contains it.
         net: IpNet,
     },
     /// The address that was offered for a claim was taken by another owner; another address will do.
@@ -70,7 +70,7 @@ pub enum AllocationError {
 }
 
 impl AllocationError {
-    /// Returns the error for a network of `window` addresses, if all of these nodes were asked in vain.
+    /// Returns the error for a network with `window` addresses, if all these nodes were asked in vain.
     pub(crate) fn none_elsewhere(
         window: u128,
         full: &BTreeSet<String>,

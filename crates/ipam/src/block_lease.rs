@@ -1,4 +1,5 @@
-//! Block leases: the blocks of a pool that a node has leased, as they are sent between `weft-cni` and the node agent.
+//! Block leases: the blocks that a node has leased from a pool, as `weft-cni` and the node agent exchange
+//! them.
 //!
 //! See `docs/design/ipam.md#messages`.
 
@@ -7,7 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// State of a block on the node that leased it. The numbers are those of the address store's file.
+/// State that a block has on the node that leased it. The numbers are those in the address store's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[repr(u8)]
@@ -24,14 +25,14 @@ pub enum BlockState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockLease {
-    /// Addresses of the block.
+    /// Addresses in the block.
     pub net: IpNet,
-    /// Identifier of this lease of the block; every lease of the same block has another one. At most 64 bytes.
+    /// Lease identifier; if the same block is leased again, it gets another one. At most 64 bytes.
     pub id: String,
     /// Whether the lease is a single address for one owner.
     #[serde(default)]
     pub single_owner: bool,
-    /// Addresses of the block that other nodes hold.
+    /// Addresses in the block that other nodes hold.
     #[serde(default)]
     pub reserved: Vec<IpAddr>,
 }
@@ -40,16 +41,17 @@ pub struct BlockLease {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockInfo {
-    /// Addresses of the block.
+    /// Addresses in the block.
     pub net: IpNet,
-    /// Identifier of the lease.
+    /// Lease identifier.
     pub lease: String,
-    /// State of the block on the node.
+    /// State that the block has on the node.
     pub state: BlockState,
-    /// Held addresses of an unconfirmed block; empty for other states and after a boot.
+    /// Held addresses in an unconfirmed block; empty for other states and after a boot.
     #[serde(default)]
     pub held: Vec<IpAddr>,
-    /// Time of release of a single address that is being returned, in milliseconds since 1970; 0 for other blocks.
+    /// When a single address that is being returned was released, in milliseconds since 1970; 0 for other
+    /// blocks.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub released_at: u64,
 }

@@ -1,30 +1,30 @@
 //! Time and quarantine: how long a released address waits before it is allocated to another owner.
 
-/// Longest time between the start of a request and its effect, in milliseconds.
+/// Longest time between a request and its effect, in milliseconds.
 const REQUEST_MAX: u64 = 60_000;
 
-/// Current time and length of the quarantine.
+/// Current time, and how long addresses are in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// Current time in milliseconds since 1970.
     pub now: u64,
-    /// Length of the quarantine in milliseconds.
+    /// Quarantine in milliseconds.
     pub quarantine: u64,
 }
 
 impl Clock {
-    /// Returns the time of release of an address that was held since `held_since`, so that its quarantine is at most as
-    /// long as it was held. Never 0, which means that the address was never held.
+    /// Returns the release time for an address that was held since `held_since`, so that its quarantine is at
+    /// most as long as it was held. Never 0, which means that the address was never held.
     pub(crate) fn released_at(self, held_since: u64) -> u64 {
         let held = self.now.saturating_sub(held_since);
         self.now.saturating_sub(self.quarantine.saturating_sub(held)).max(1)
     }
 
-    /// Returns when the quarantine of an address released at `released_at` ends; `None` if it is over.
+    /// Returns when the quarantine ends for an address released at `released_at`; `None` if it is over.
     ///
-    /// A release time far in the future means that the clock was set back; then there is no quarantine. The release
-    /// time may be ahead of `now` by the length of the quarantine and [`REQUEST_MAX`], because the two come from the
-    /// clocks of two nodes. With a quarantine of zero no address waits.
+    /// A release time far in the future means that the clock was set back; then there is no quarantine. The
+    /// release time may be ahead of `now` by the quarantine and [`REQUEST_MAX`], because the two come from
+    /// two nodes' clocks. With a quarantine of zero no address waits.
     pub fn quarantined_until(self, released_at: u64) -> Option<u64> {
         let end = released_at.saturating_add(self.quarantine);
         let latest = self.now.saturating_add(self.quarantine).saturating_add(REQUEST_MAX);

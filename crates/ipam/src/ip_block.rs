@@ -1,6 +1,6 @@
-//! Registry objects: a block of a pool, or a single address of it, and its holder.
+//! Registry objects: a block in a pool, or a single address in one, and who holds it.
 //!
-//! States of an object and their meaning: `docs/design/ipam.md#objects`.
+//! Object states and their meaning: `docs/design/ipam.md#objects`.
 
 use std::net::IpAddr;
 
@@ -14,14 +14,14 @@ use crate::clock::Clock;
 use crate::number::number;
 use crate::pool_layout::is_single_address;
 
-/// Largest number of transfer requests in an object.
+/// Maximum number of transfer requests in an object.
 pub const REQUESTS_MAX: usize = 16;
-/// Largest number of address spans in a transfer request: as many as a block of 256 addresses can have.
+/// Maximum number of address spans in a transfer request: as many as a block with 256 addresses can have.
 pub const SPANS_MAX: usize = 128;
-/// Time for which a request is served after its requester has given up, in milliseconds.
+/// How long a request is served after its requester has given up, in milliseconds.
 pub(crate) const REQUEST_LIFETIME: u64 = 600_000;
 
-/// Object of a pool: a block, or a single address.
+/// Object in a pool: a block, or a single address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpBlock {
     /// Addresses. They are the object's name within the pool.
@@ -30,18 +30,18 @@ pub struct IpBlock {
     pub uid: String,
     /// Version that differs each time the object is changed.
     pub version: String,
-    /// Holder.
+    /// Who holds it.
     pub holder: Holder,
-    /// Addresses of a block that its holder may not use.
+    /// Addresses in a block that its holder may not use.
     pub reserved: Vec<IpAddr>,
 }
 
-/// Holder of an object.
+/// Who holds an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// Node that leases the object; empty if it is free.
     pub node: String,
-    /// Address store of the node that contains it.
+    /// Address store on the node that contains it.
     pub store: String,
     /// Attachment that holds a single address.
     pub owner: String,
@@ -49,30 +49,30 @@ pub struct Holder {
     pub claim: String,
     /// Time at which the object became free, in milliseconds since 1970.
     pub released_at: u64,
-    /// Number of times the object changed its holder.
+    /// How often the object changed its holder.
     pub generation: u64,
     /// For a single address: node that leases the block around it and is asked to transfer it; empty if there is none.
     pub transfer_requested_from: String,
-    /// For a single address: holder of the address on that node, as the node answered; empty if it is free or the
-    /// node has not answered.
+    /// For a single address: who holds the address on that node, as the node answered; empty if it is free or
+    /// the node has not answered.
     pub transfer_refused_by: String,
-    /// For a block: requests of other nodes for any address of this node's blocks.
+    /// For a block: other nodes' requests for any address in this node's blocks.
     pub transfer_requests: Vec<TransferRequest>,
 }
 
-/// Request of another node for any address of the blocks of this object's holder.
+/// Another node's request for any address in the blocks that this object's holder leases.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransferRequest {
     /// Node that needs an address.
     pub node: String,
-    /// Address store of that node.
+    /// Address store on that node.
     pub store: String,
     /// Addresses that the requester may allocate.
     pub addresses: Vec<AddressSpan>,
-    /// Length of the quarantine in milliseconds.
+    /// Quarantine in milliseconds.
     pub quarantine: u64,
-    /// Time of the request, in milliseconds since 1970.
+    /// When it was requested, in milliseconds since 1970.
     pub requested_at: u64,
 }
 
@@ -87,14 +87,14 @@ impl TransferRequest {
         self.requested_at.saturating_add(REQUEST_LIFETIME) < now
     }
 
-    /// Whether this is the same request, or an earlier or later one of the same store.
+    /// Whether this is the same request, or an earlier or later one from the same store.
     pub(crate) fn is_of_store(&self, other: &TransferRequest) -> bool {
         (&self.node, &self.store) == (&other.node, &other.store)
     }
 }
 
 impl AddressSpan {
-    /// Spans of the addresses of a block that a network may allocate and that are not reserved.
+    /// Returns the spans of addresses in a block that a network may allocate and that are not reserved.
     pub(crate) fn of_block(filter: &AddressFilter, block: &IpBlock) -> Vec<AddressSpan> {
         let mut spans: Vec<AddressSpan> = Vec::new();
         for ip in filter.addresses(block.net).filter(|ip| !block.reserved.contains(ip)) {
@@ -108,7 +108,7 @@ impl AddressSpan {
 }
 
 impl IpBlock {
-    /// Identifier of the current lease.
+    /// Returns what identifies the current lease.
     pub fn lease_id(&self) -> String {
         format!("{}.{}", self.uid, self.holder.generation)
     }
@@ -123,8 +123,8 @@ impl IpBlock {
         !self.is_free()
     }
 
-    /// End of the quarantine in milliseconds since 1970; `None` if it is over. The two times come from the clocks of
-    /// two nodes; a release time far in the future counts as a clock that was wrong.
+    /// Returns when the quarantine ends in milliseconds since 1970; `None` if it is over. The two times come
+    /// from two nodes' clocks; a release time far in the future means that a clock was wrong.
     pub fn quarantined_until(&self, clock: Clock) -> Option<u64> {
         clock.quarantined_until(self.holder.released_at)
     }
@@ -134,7 +134,7 @@ impl IpBlock {
         is_single_address(self.net)
     }
 
-    /// Lease of the whole block.
+    /// Returns the lease for the whole block.
     pub fn block_lease(&self) -> BlockLease {
         BlockLease {
             net: self.net,
@@ -144,7 +144,7 @@ impl IpBlock {
         }
     }
 
-    /// Lease of a single address for one owner.
+    /// Returns the lease for a single address for one owner.
     pub(crate) fn single_lease(&self) -> BlockLease {
         BlockLease { net: self.net, id: self.lease_id(), single_owner: true, reserved: Vec::new() }
     }

@@ -1,16 +1,16 @@
-//! Concurrent requests of one task.
+//! Concurrent requests in one task.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-/// Work that is in progress, or its result.
+/// Work that is in progress, or what it returned.
 enum Joined<F: Future> {
     Pending(Pin<Box<F>>),
     Ready(F::Output),
 }
 
-/// Runs all of the work at the same time; returns the results in the order of the work.
+/// Runs all work at the same time; returns the results in the same order.
 pub(crate) async fn join_all<F: Future>(work: impl IntoIterator<Item = F>) -> Vec<F::Output>
 where
     F::Output: Unpin,

@@ -19,7 +19,7 @@ impl Family {
         }
     }
 
-    /// Number of bits in an address.
+    /// Returns how many bits an address has.
     pub(crate) fn bits(self) -> u8 {
         match self {
             Family::V4 => 32,
@@ -36,7 +36,7 @@ impl Family {
     }
 }
 
-/// Number of an address.
+/// Returns an address as a number.
 pub(crate) fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),

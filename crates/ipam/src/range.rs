@@ -1,4 +1,4 @@
-//! Address range: the addresses of one subnet that may be allocated, from a first to a last one.
+//! Address range: the addresses in one subnet that may be allocated, from a first to a last one.
 //!
 //! - The subnet is a network address; both ends lie inside it, in order.
 //! - The gateway has the same family and is never allocated; it need not lie inside the subnet.
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use crate::number::{Family, number};
 
-/// Addresses of one subnet that may be allocated.
+/// Addresses in one subnet that may be allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     subnet: IpNet,
@@ -21,38 +21,39 @@ pub struct Range {
     gateway: Option<IpAddr>,
 }
 
-/// Part of a range that an error is about.
+/// Which part of a range an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangePart {
-    /// The subnet.
+    /// Subnet.
     Subnet,
     /// The first address to allocate.
     First,
     /// The last address to allocate.
     Last,
-    /// The gateway.
+    /// Gateway.
     Gateway,
 }
 
-/// Error in the definition of a range.
+/// Why a range cannot be as defined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeError {
     /// The part that is wrong.
     pub part: RangePart,
-    /// Its value.
+    /// What it was set to.
     pub value: String,
     /// Problem with the value.
     pub reason: String,
 }
 
 impl Range {
-    /// Returns the addresses of `subnet` from `first` to `last`, both included, without a gateway.
+    /// Returns the addresses in `subnet` from `first` to `last`, both included, without a gateway.
     ///
-    /// By default the range covers all hosts: from the address after the network address to the one before the
-    /// broadcast address, or to the last address of an IPv6 subnet.
+    /// By default the range covers all hosts: from the address after the network address to the one before
+    /// the broadcast address, or to the last address in an IPv6 subnet.
     ///
     /// # Errors
-    /// The subnet has fewer than two hosts or host bits set, an end lies outside, or the ends are out of order.
+    /// The subnet has fewer than two hosts or host bits set, an end lies outside, or the ends are out of
+    /// order.
     pub fn between(subnet: IpNet, first: Option<IpAddr>, last: Option<IpAddr>) -> Result<Range, RangeError> {
         let family = Family::of(subnet.addr());
         if has_hosts_only(subnet) {
@@ -62,8 +63,8 @@ impl Range {
         Range::of_any_size(subnet, first, last)
     }
 
-    /// Returns the same for a subnet of any size. Every address of a subnet of one or two addresses is that of a host
-    /// (RFC 3021, RFC 6164).
+    /// Returns the same for a subnet as small as it may be. In a subnet with one or two addresses, every
+    /// address belongs to a host (RFC 3021, RFC 6164).
     ///
     /// # Errors
     /// The subnet has host bits set, an end lies outside, or the ends are out of order.
@@ -118,23 +119,24 @@ impl Range {
         Ok(Range { gateway: Some(gateway), ..self })
     }
 
-    /// Subnet; every allocated address has its prefix length.
+    /// Returns the subnet; every allocated address has its prefix length.
     pub fn subnet(&self) -> IpNet {
         self.subnet
     }
 
-    /// Address after the network address: the usual gateway. None in a subnet of one or two addresses.
+    /// Returns the address after the network address: the usual gateway. None in a subnet with one or two
+    /// addresses.
     pub fn usual_gateway(&self) -> Option<IpAddr> {
         let is_usual = !has_hosts_only(self.subnet);
         is_usual.then(|| self.family().address(number(self.subnet.network()) + 1))
     }
 
-    /// First address.
+    /// Returns the first address that may be allocated.
     pub fn first(&self) -> IpAddr {
         self.family().address(self.first)
     }
 
-    /// Last address.
+    /// Returns the last address that may be allocated.
     pub fn last(&self) -> IpAddr {
         self.family().address(self.last)
     }
@@ -163,7 +165,7 @@ pub(crate) fn has_hosts_only(subnet: IpNet) -> bool {
     subnet.prefix_len() > subnet.max_prefix_len() - 2
 }
 
-/// Numbers of the first and last address of a host in a subnet.
+/// Returns the first and last host address in a subnet, as numbers.
 pub(crate) fn hosts(subnet: IpNet) -> (u128, u128) {
     let (network, broadcast) = (number(subnet.network()), number(subnet.broadcast()));
     match (has_hosts_only(subnet), Family::of(subnet.addr())) {

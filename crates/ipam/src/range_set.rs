@@ -1,9 +1,9 @@
 //! Set of ranges from which one address is allocated, round robin over the whole set.
 //!
-//! - The ranges of a set have one address family and do not overlap.
-//! - The search starts after the address allocated last, so that a container that restarts repeatedly does not get the
-//!   address it just released; that address comes last.
-//! - No gateway of the set is allocated, even if it lies in another range of the set.
+//! - The ranges in a set have one address family and do not overlap.
+//! - The search starts after the address allocated last, so that a container that restarts repeatedly does
+//!   not get the address it just released; that address comes last.
+//! - No gateway in the set is allocated, even if it lies in another of its ranges.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/host-local/backend/allocator`.
 
@@ -17,13 +17,13 @@ use crate::number::{Family, number};
 use crate::range::Range;
 use crate::used_addresses::UsedAddresses;
 
-/// At least one range, all of one address family.
+/// At least one range, all in one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: Vec<Range>,
 }
 
-/// Error in the definition of a set.
+/// Why a set cannot be as defined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RangeSetError {
     /// The set has no range.
@@ -37,9 +37,9 @@ pub enum RangeSetError {
 /// Address to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// Address with the prefix length of its subnet.
+    /// Address with its subnet's prefix length.
     pub address: IpNet,
-    /// Gateway of its range.
+    /// Gateway in its range.
     pub gateway: Option<IpAddr>,
 }
 
@@ -60,7 +60,7 @@ impl RangeSet {
         }
     }
 
-    /// Indexes of the first two sets that overlap.
+    /// Returns the indexes of the first two sets that overlap.
     pub fn overlap(sets: &[RangeSet]) -> Option<(usize, usize)> {
         let mut ranges = Vec::new();
         for (index, set) in sets.iter().enumerate() {
@@ -69,7 +69,7 @@ impl RangeSet {
         overlap(ranges)
     }
 
-    /// Ranges in their order.
+    /// Returns the ranges in their order.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
     }
@@ -79,27 +79,28 @@ impl RangeSet {
         self.position(ip).is_some()
     }
 
-    /// Whether an address is the gateway of one of the ranges.
+    /// Whether an address is the gateway in one of the ranges.
     pub fn is_gateway(&self, ip: IpAddr) -> bool {
         self.ranges.iter().any(|range| range.gateway() == Some(ip))
     }
 
-    /// Returns the assignment of this address, if the set may allocate it.
+    /// Returns the assignment for this address, if the set may allocate it.
     pub fn assign(&self, ip: IpAddr) -> Option<Assignment> {
         let range = &self.ranges[self.position(ip)?];
         (!self.is_gateway(ip)).then(|| assignment(range, ip))
     }
 
-    /// Iterates over every address that may be allocated, once, in the order of the search.
+    /// Iterates over every address that may be allocated, once, in search order.
     ///
-    /// `last` is the address allocated last; without it, or if it lies outside, the search starts at the beginning.
+    /// `last` is the address allocated last; without it, or if it lies outside, the search starts at the
+    /// beginning.
     pub fn after(&self, last: Option<IpAddr>) -> Candidates<'_> {
         Candidates { set: self, segments: self.segments(last).into_iter(), current: None }
     }
 
-    /// Returns the first address of [`RangeSet::after`] that is not in use; `None` if the set is exhausted.
+    /// Returns the first address in [`RangeSet::after`] that is not in use; `None` if the set is exhausted.
     ///
-    /// The time depends on the number of runs in `used`, not on the size of the ranges.
+    /// The time depends on how many runs `used` has, not on how large the ranges are.
     pub fn choose(&self, last: Option<IpAddr>, used: &UsedAddresses) -> Option<Assignment> {
         for Segment { range, from, to } in self.segments(last) {
             let mut next = from;
@@ -120,7 +121,7 @@ impl RangeSet {
         self.ranges.iter().position(|range| range.contains(ip))
     }
 
-    /// Splits the whole set into the pieces of the search: from after `last` round to `last` itself.
+    /// Splits the whole set into the pieces to search: from after `last` round to `last` itself.
     fn segments(&self, last: Option<IpAddr>) -> Vec<Segment<'_>> {
         let whole = |range| {
             let (from, to) = Range::bounds(range);
@@ -202,7 +203,7 @@ fn assignment(range: &Range, ip: IpAddr) -> Assignment {
     Assignment { address, gateway: range.gateway() }
 }
 
-/// Set indexes, lower first, of two ranges that overlap.
+/// Returns the set indexes, lower first, of two ranges that overlap.
 fn overlap(mut ranges: Vec<(usize, &Range)>) -> Option<(usize, usize)> {
     let key = |range: &Range| (range.family(), range.bounds());
     ranges.sort_by_key(|(_, range)| key(range));

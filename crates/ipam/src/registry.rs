@@ -1,11 +1,12 @@
-//! Registry: the cluster-wide list of leased blocks and single addresses of one pool.
+//! Registry: the cluster-wide list of blocks and single addresses leased from one pool.
 //!
-//! The Kubernetes API is one implementation, the simulation another. The allocator relies on these guarantees:
+//! The Kubernetes API is one implementation, the simulation another. The allocator relies on these
+//! guarantees:
 //!
 //! - A name can be created once. A change succeeds only if the object was not changed since it was read.
 //! - A read sees every change that was acknowledged before the read began.
-//! - A manually deleted object remains as long as it is in use ([`IpBlock::is_in_use`]): its holder continues to
-//!   allocate.
+//! - A manually deleted object remains as long as it is in use ([`IpBlock::is_in_use`]): its holder continues
+//!   to allocate.
 //! - A deleted pool is split again only if none of its remaining objects has another block size.
 //!
 //! See `docs/design/ipam.md#objects`.
@@ -18,7 +19,7 @@ use ipnet::IpNet;
 use crate::ip_block::{Holder, IpBlock, TransferRequest};
 use crate::pool_layout::{PoolLayout, is_single_address};
 
-/// Error of a registry request.
+/// Why a registry request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistryError {
     /// The name exists already, or the object was changed since it was read.
@@ -27,7 +28,7 @@ pub enum RegistryError {
     Unknown(String),
 }
 
-/// State of the pool, read after an object of it was created.
+/// What the pool is like, read after an object was created in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolState {
     /// The pool was deleted, recreated or split into other blocks since it was read.
@@ -38,7 +39,7 @@ pub enum PoolState {
     NoSingleAddresses,
 }
 
-/// Objects of one pool.
+/// Objects in one pool.
 pub trait Registry: Sync {
     /// Creates an object, if its name is free.
     fn create(
@@ -47,8 +48,8 @@ pub trait Registry: Sync {
         holder: &Holder,
     ) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
 
-    /// Creates the object of a block of which this node holds nothing, if its name is free. Addresses that the pool excludes
-    /// are reserved in it.
+    /// Creates the object for a block from which this node holds nothing, if its name is free. Addresses that
+    /// the pool excludes are reserved in it.
     fn create_block(
         &self,
         net: IpNet,
@@ -57,7 +58,7 @@ pub trait Registry: Sync {
         self.create(net, holder)
     }
 
-    /// Returns the object of this name.
+    /// Returns the object with this name.
     fn read(&self, net: IpNet) -> impl Future<Output = Result<Option<IpBlock>, RegistryError>> + Send;
 
     /// Returns the single-address objects inside a block.
@@ -66,7 +67,7 @@ pub trait Registry: Sync {
         block: IpNet,
     ) -> impl Future<Output = Result<Vec<IpBlock>, RegistryError>> + Send;
 
-    /// Returns every object of the pool.
+    /// Returns every object in the pool.
     fn list(&self) -> impl Future<Output = Result<Vec<IpBlock>, RegistryError>> + Send;
 
     /// Returns the objects that a node's address store leases.
@@ -83,8 +84,9 @@ pub trait Registry: Sync {
     /// the change is removed.
     fn replace(&self, object: &IpBlock) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
 
-    /// Replaces the transfer requests of an object, if it was not changed since `object` was read. This is the only change
-    /// by a node that is not the holder; it does not answer a liveness probe of the holder.
+    /// Replaces the transfer requests in an object, if it was not changed since `object` was read. This is
+    /// the only change that a node makes which is not the holder; it does not answer a liveness probe to the
+    /// holder.
     fn replace_requests(
         &self,
         object: &IpBlock,
@@ -93,19 +95,21 @@ pub trait Registry: Sync {
     /// Deletes an object, if it was not changed since `object` was read. Deleting a missing object succeeds.
     fn delete(&self, object: &IpBlock) -> impl Future<Output = Result<(), RegistryError>> + Send;
 
-    /// Returns the state of the pool with respect to a block or single address that was just created.
+    /// Returns what the pool is like with respect to a block or single address that was just created.
     fn pool_state(&self, net: IpNet) -> impl Future<Output = Result<PoolState, RegistryError>> + Send;
 
     /// Records in the pool, permanently, that the block around a single address may contain single-address objects.
     fn record_single_address(&self, net: IpNet) -> impl Future<Output = Result<(), RegistryError>> + Send;
 
-    /// Whether the pod of an owner is known to be deleted.
+    /// Whether an owner's pod is known to be deleted.
     fn is_pod_deleted(&self, owner: &str) -> impl Future<Output = Result<bool, RegistryError>> + Send;
 
-    /// Waits before the check number `check` whether a request of a transfer was answered; later checks wait longer.
+    /// Waits before the check number `check` whether a transfer request was answered; later checks wait
+    /// longer.
     fn wait_for_transfer(&self, check: u32) -> impl Future<Output = ()> + Send;
 
-    /// Waits like [`Registry::wait_for_transfer`], or until one of the objects in `nets` seems to have an answer for `node`.
+    /// Waits like [`Registry::wait_for_transfer`], or until one of the objects in `nets` seems to have an
+    /// answer for `node`.
     fn wait_for_answer(&self, check: u32, _nets: Vec<IpNet>, _node: &str) -> impl Future<Output = ()> + Send {
         self.wait_for_transfer(check)
     }
@@ -123,7 +127,7 @@ pub trait Registry: Sync {
 /// Removes a request from an object, if it is still there.
 ///
 /// # Errors
-/// Error of the registry.
+/// What the registry reports.
 pub async fn end_request<R: Registry>(
     registry: &R,
     asked: &IpBlock,
@@ -157,10 +161,11 @@ pub async fn end_each<R: Registry>(registry: &R, requests: Vec<(IpNet, TransferR
     }
 }
 
-/// Creates an object, if its name is free. For a single address the pool records it first, because a node that leases
-/// the block around it reads the single addresses of the block only if the pool has such a record.
+/// Creates an object, if its name is free. For a single address the pool records it first, because a node
+/// that leases the block around it reads the block's single addresses only if the pool has such a record.
 ///
-/// # Errors Error of the registry.
+/// # Errors
+/// What the registry reports.
 pub async fn create_object<R: Registry>(
     registry: &R,
     net: IpNet,

@@ -1,4 +1,4 @@
-//! Release of addresses in the store, and the choice of blocks that the node returns or drains.
+//! Releases addresses in the store, and chooses the blocks that the node returns or drains.
 //!
 //! See `docs/design/ipam.md#return-of-blocks`.
 
@@ -9,11 +9,11 @@ use crate::pool_layout::address_count;
 
 /// Time after which an idle block is returned, in milliseconds.
 pub const IDLE: u64 = 600_000;
-/// Largest number of free addresses that a node with pods keeps; of small blocks, a quarter.
+/// Maximum number of free addresses that a node with pods keeps; with small blocks, a quarter of one.
 const KEEP: u64 = 4;
 /// A block may be drained if at most one address in this many is held.
 const DRAIN_BELOW: u64 = 4;
-/// One in this many of a block's addresses must be free in other blocks before the block is drained.
+/// One in this many addresses in a block must be free in other blocks before the block is drained.
 const DRAIN_RESERVE: u64 = 4;
 
 impl AddressStore {
@@ -23,8 +23,8 @@ impl AddressStore {
         self.release_slots(clock, &own)
     }
 
-    /// Releases the addresses of these slots. The quarantine of an address is at most as long as it was held, so the time
-    /// of release of an address that was held briefly is earlier.
+    /// Releases the addresses in these slots. An address is in quarantine at most as long as it was held, so
+    /// if it was held briefly, its release time is earlier.
     pub fn release_slots(&mut self, clock: Clock, slots: &[SlotId]) -> Vec<Edit> {
         let mut edits = Vec::new();
         for id in slots {
@@ -40,8 +40,8 @@ impl AddressStore {
         edits
     }
 
-    /// Marks blocks as returning without a call of a pod: as [`AddressStore::release_idle_blocks`]. A node without pods
-    /// keeps no block.
+    /// Marks blocks as returning without a pod's call: as [`AddressStore::release_idle_blocks`]. A node
+    /// without pods keeps no block.
     pub fn return_idle_blocks(&mut self, clock: Clock, idle: u64) -> Vec<Edit> {
         let is_used = self.blocks().any(|block| self.is_held(&block));
         let small =
@@ -84,16 +84,16 @@ impl AddressStore {
         edits
     }
 
-    /// Whether a block was leased again and keeps the addresses of its earlier lease from other nodes.
+    /// Whether a block was leased again and keeps its earlier lease's addresses from other nodes.
     pub(crate) fn protects_earlier_lease(&self, block: &Block) -> bool {
         let is_earlier =
             |other: &Block| other.net == block.net && other.lease != block.lease && !block.single_owner;
         self.blocks().filter(is_earlier).any(|other| self.is_held(&other))
     }
 
-    /// Starts to drain the block with the fewest held addresses, if it holds few and the other blocks have room for
-    /// those and for a quarter of a block besides. The reserve prevents that the node leases a block again soon
-    /// afterwards.
+    /// Starts to drain the block with the fewest held addresses, if it holds few and the other blocks have
+    /// room for those and for a quarter of a block besides. The reserve prevents that the node leases a block
+    /// again soon afterwards.
     fn drain_emptiest_block(&mut self, clock: Clock, keep: u64) -> Option<Edit> {
         let open: Vec<Block> = self.blocks().filter(Block::is_open).collect();
         let size = |block: &Block| u64::try_from(address_count(block.net)).unwrap_or(u64::MAX);

@@ -1,12 +1,14 @@
-//! Restoring of reserved addresses: an address of a block that no single address uses any more is free in the block again.
+//! Restores reserved addresses: an address in a block that no single address uses any more is free in the
+//! block again.
 //!
-//! The agent of the node that leases the block does it, with its address store. Protocol and safety argument:
+//! The agent on the node that leases the block does it, with its address store. Protocol and safety argument:
 //! `docs/design/ipam.md#restored-addresses`.
 //!
-//! - The store marks the addresses before the object of the block loses their reservations.
-//! - An address becomes free only if it still has the mark. Every path that reserves it in the object again makes the store
-//!   remove the mark first.
-//! - A mark that remains is removed later. The address is then reserved in the store alone, and is published again.
+//! - The store marks the addresses before the block's object loses their reservations.
+//! - An address becomes free only if it still has the mark. Every path that reserves it in the object again
+//!   makes the store remove the mark first.
+//! - A mark that remains is removed later. The address is then reserved in the store alone, and is published
+//!   again.
 
 use std::net::IpAddr;
 
@@ -23,33 +25,34 @@ use crate::registry::{PoolState, Registry, RegistryError};
 /// Number that identifies one attempt; never 0, and different for each attempt.
 pub type RestoreMark = u64;
 
-/// Message of the agent to `weft-cni`: a change of reserved addresses of a lease in the address store.
+/// Message from the agent to `weft-cni`: what to change about a lease's reserved addresses in the address
+/// store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoreMessage {
-    /// Identifier of the lease.
+    /// Lease identifier.
     pub lease: String,
-    /// Attempt.
+    /// Which attempt this is.
     pub mark: RestoreMark,
-    /// Change.
+    /// What to do.
     pub step: RestoreStep,
     /// Addresses to mark, or to free.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Change of reserved addresses.
+/// What to do with reserved addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RestoreStep {
-    /// Marks the addresses, and removes the marks of earlier attempts.
+    /// Marks the addresses, and removes the marks that earlier attempts left.
     Mark,
-    /// Frees those of the addresses that still have the mark, and removes it from others.
+    /// Frees the addresses that still have the mark, and removes it from others.
     Free,
 }
 
 impl AddressStore {
-    /// Makes a change of reserved addresses; returns the addresses that were marked or freed. The registry may be changed
-    /// only when the edits are on the disk.
+    /// Changes reserved addresses; returns the addresses that were marked or freed. The registry may be
+    /// changed only when the edits are on the disk.
     pub fn restore(&mut self, now: u64, message: &RestoreMessage) -> (Vec<IpAddr>, Vec<Edit>) {
         let RestoreMessage { lease, mark, step, addresses } = message;
         let is_block = |block: &Block| block.lease == *lease && !block.single_owner;
@@ -78,7 +81,7 @@ impl AddressStore {
         (changed, edits)
     }
 
-    /// Whether an attempt to restore addresses of a lease was not ended.
+    /// Whether an attempt to restore a lease's addresses was not ended.
     pub fn has_restore_marks(&self, lease: &str) -> bool {
         let mut blocks = self.blocks().filter(|block| block.lease == lease);
         blocks.any(|block| self.reserved_slots(&block).any(|(id, _)| self.restore_mark(id).is_some()))
@@ -94,11 +97,11 @@ impl AddressStore {
     }
 }
 
-/// Returns the reserved addresses of a block that may be restored: no single address uses them, and their quarantine is over.
-/// `excluded` ones stay reserved.
+/// Returns the reserved addresses in a block that may be restored: no single address uses them, and their
+/// quarantine is over. `excluded` ones stay reserved.
 ///
 /// # Errors
-/// Error of the registry.
+/// What the registry reports.
 pub async fn restorable<R: Registry>(
     registry: &R,
     object: &IpBlock,
@@ -116,14 +119,15 @@ pub async fn restorable<R: Registry>(
     Ok(reserved)
 }
 
-/// Removes the reservations of marked addresses from the object of their block; returns those that can be freed in the store.
+/// Removes marked addresses' reservations from their block's object; returns those that can be freed in the
+/// store.
 ///
-/// `object` was read before, or at any earlier time: the change fails if the object was changed since. A node that leases one
-/// of the addresses has created its object before it read the reservation, so that object is found here; or it reads the
-/// block without the reservation.
+/// `object` was read before, or at any earlier time: the change fails if the object was changed since. A node
+/// that leases one of the addresses has created its object before it read the reservation, so that object is
+/// found here; or it reads the block without the reservation.
 ///
 /// # Errors
-/// Error of the registry. No address may be freed.
+/// What the registry reports. No address may be freed.
 pub async fn withdraw_reservations<R: Registry>(
     registry: &R,
     object: &IpBlock,
@@ -182,7 +186,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Store with a block in which two addresses are reserved, and the object of the block.
+    /// Store with a block in which two addresses are reserved, and the block's object.
     fn reserved() -> (AddressStore, IpBlock) {
         let reserved = vec![ip("10.0.0.1"), ip("10.0.0.2")];
         let net = "10.0.0.0/30".parse().unwrap();

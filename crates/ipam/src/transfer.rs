@@ -1,11 +1,12 @@
-//! Transfer of an address out of a block, on the node that leases the block.
+//! Transfers an address out of a block, on the node that leases the block.
 //!
 //! The requester's part is in the allocator. Protocol and safety argument:
 //! `docs/design/ipam.md#transfer-between-nodes`.
 //!
 //! - The store reserves the address on the disk before the block's object does.
 //! - A request proves nothing. Only the reservation in the block's object lets the requester use the address.
-//! - A call killed at any moment leaves at most a reserved address, which is free again when the block is returned.
+//! - A call killed at any moment leaves at most a reserved address, which is free again when the block is
+//!   returned.
 
 use std::net::IpAddr;
 
@@ -14,10 +15,10 @@ use crate::ip_block::{Holder, IpBlock};
 use crate::pool_layout::PoolLayout;
 use crate::registry::{Registry, RegistryError};
 
-/// Time for which a request is served after its requester has given up, in milliseconds.
+/// How long a request is served after its requester has given up, in milliseconds.
 const REQUEST_LIFETIME: u64 = 600_000;
 
-/// Result of [`AddressStore::reserve_for_transfer`].
+/// What [`AddressStore::reserve_for_transfer`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reservation {
     /// The address is reserved once these edits are on the disk; no edit if it was reserved before.
@@ -28,7 +29,7 @@ pub enum Reservation {
     UnknownLease,
 }
 
-/// Result of the reservation as `weft-cni` reports it to its agent.
+/// What came out of the reservation, as `weft-cni` reports it to its agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransferReply {
     /// The address is reserved on the disk.
@@ -39,7 +40,7 @@ pub enum TransferReply {
     UnknownLease,
 }
 
-/// Result of a transfer request.
+/// What came out of a transfer request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferOutcome {
     /// There is nothing to transfer any more.
@@ -53,8 +54,8 @@ pub enum TransferOutcome {
 }
 
 impl AddressStore {
-    /// Reserves an address of a lease for another node, unless it is held. The quarantine does not apply, because the
-    /// requester names the address.
+    /// Reserves a leased address for another node, unless it is held. The quarantine does not apply, because
+    /// the requester names the address.
     ///
     /// The registry may be informed only when the edits are on the disk.
     pub fn reserve_for_transfer(&mut self, lease: &str, ip: IpAddr) -> Reservation {
@@ -73,10 +74,11 @@ impl AddressStore {
     }
 }
 
-/// Returns the block of `node` from which a requested address is to be transferred; `None` if there is nothing to do.
+/// Returns the block that `node` leases and from which a requested address is to be transferred; `None` if
+/// there is nothing to do.
 ///
 /// # Errors
-/// Error of the registry.
+/// What the registry reports.
 pub async fn requested_block<R: Registry>(
     registry: &R,
     layout: PoolLayout,
@@ -99,10 +101,10 @@ pub async fn requested_block<R: Registry>(
     Ok(block)
 }
 
-/// Writes the reply of the store into the registry.
+/// Writes the store's reply into the registry.
 ///
 /// # Errors
-/// Error of the registry.
+/// What the registry reports.
 pub async fn complete_transfer<R: Registry>(
     registry: &R,
     object: &IpBlock,
@@ -127,8 +129,8 @@ pub async fn complete_transfer<R: Registry>(
 
 /// Removes the request from the object; if the object was changed since, its new holder makes a new request.
 ///
-/// If no requester waits any more, the quarantine begins now: the address may have been released in the store a moment
-/// ago, and the store's time of release is lost with the reservation.
+/// If no requester waits any more, the quarantine begins now: the address may have been released in the store
+/// a moment ago, and the store's release time is lost with the reservation.
 async fn end_request<R: Registry>(
     registry: &R,
     object: &IpBlock,

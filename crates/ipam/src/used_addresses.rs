@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use crate::number::{Family, number};
 
-/// Addresses in use, of both families.
+/// Addresses in use, in both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsedAddresses {
     v4: Vec<(u128, u128)>,
@@ -46,7 +46,7 @@ impl FromIterator<IpAddr> for UsedAddresses {
     }
 }
 
-/// Joins consecutive addresses; no two runs of the result touch.
+/// Joins consecutive addresses; no two runs in the result touch.
 fn runs(addresses: Vec<IpAddr>) -> Vec<(u128, u128)> {
     let mut numbers: Vec<u128> = addresses.into_iter().map(number).collect();
     numbers.sort_unstable();

@@ -1,8 +1,8 @@
-//! Choice of the next address in the store, and the counts that decide whether a block is needed.
+//! Chooses the next address in the store, and counts what decides whether a block is needed.
 //!
-//! An address can be allocated if its slot is free, its quarantine is over and its block is open. Of those the one that
-//! has been free longest is chosen. Hints skip full pages; a hint left behind by a killed call hides a free address
-//! only while another one is free.
+//! An address can be allocated if its slot is free, its quarantine is over and its block is open. Among
+//! those, the one that has been free longest is chosen. Hints skip full pages; a hint left behind by a killed
+//! call hides a free address only while another one is free.
 
 use std::net::IpAddr;
 
@@ -61,7 +61,7 @@ impl AddressStore {
         }
     }
 
-    /// Slots of open blocks whose accepted address is in quarantine.
+    /// Returns the slots in open blocks whose accepted address is in quarantine.
     pub fn in_quarantine(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Vec<SlotId> {
         let open = (0..self.pages()).filter(|page| self.is_open(*page));
         let slots =
@@ -92,7 +92,7 @@ impl AddressStore {
         usage
     }
 
-    /// Whether at least `enough` accepted addresses can be allocated now, including those of drained blocks.
+    /// Whether at least `enough` accepted addresses can be allocated now, including those in drained blocks.
     pub fn has_free(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool, enough: usize) -> bool {
         let is_free = |page: usize, slot: usize, what: Slot| {
             let is_free = matches!(what, Slot::Free(since) if clock.quarantined_until(since).is_none());
@@ -117,19 +117,19 @@ impl AddressStore {
         !self.seems_held(block.page) && self.slots(block.page).all(|(_, what)| is_idle(what))
     }
 
-    /// Whether an address of a block is held, or its state is unknown.
+    /// Whether an address in a block is held, or its state is unknown.
     pub fn is_held(&self, block: &Block) -> bool {
         let is_held = |what| matches!(what, Slot::Held { .. } | Slot::Unknown);
         self.seems_held(block.page) || self.slots(block.page).any(|(_, what)| is_held(what))
     }
 
-    /// Number of held addresses of a block by their hints: an upper bound.
+    /// Returns how many addresses in a block are held according to their hints: an upper bound.
     pub fn held_count(&self, block: &Block) -> u64 {
         let hints = self.hints(block.page);
         (hints.len() / HINT - hints::positions(hints, hints::FREE).count()) as u64
     }
 
-    /// Number of addresses of a block that are free and not in quarantine; 0 if every hint says held.
+    /// Returns how many addresses in a block are free and not in quarantine; 0 if every hint says held.
     pub fn free_count(&self, block: &Block, clock: Clock) -> u64 {
         if !hints::contains(self.hints(block.page), hints::FREE) {
             return 0;
@@ -139,7 +139,7 @@ impl AddressStore {
         self.slots(block.page).filter(|(_, what)| is_free(what)).count() as u64
     }
 
-    /// Time at which an address of a block was last released, or the block leased; milliseconds since 1970.
+    /// Returns when an address in a block was last released, or the block leased; milliseconds since 1970.
     pub fn last_used(&self, block: &Block) -> u64 {
         let released = self.slots(block.page).map(|(_, what)| match what {
             Slot::Free(since) => since,
@@ -148,12 +148,12 @@ impl AddressStore {
         released.max().unwrap_or(0).max(block.leased_at)
     }
 
-    /// Pages of blocks that have a free address by their hints.
+    /// Returns the pages whose block has a free address according to the hints.
     fn pages_with_free_hint(&self) -> impl Iterator<Item = usize> {
         (0..self.pages()).filter(|page| self.net(*page).is_some() && self.image.has_free_hint(*page))
     }
 
-    /// Slots of a page that are free by their hints.
+    /// Returns the slots in a page that are free according to their hints.
     fn slots_without_hint(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
         hints::positions(self.hints(page), hints::FREE).filter_map(move |slot| {
             Some((slot, super::format::slot_in(self.image.slots(page)?.get(slot * SLOT..)?)))

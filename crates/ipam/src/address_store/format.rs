@@ -1,4 +1,4 @@
-//! File format of the address store: offsets, lengths and the bytes of heads and slots.
+//! File format for the address store: offsets, lengths, and what heads and slots contain.
 //!
 //! The layout is in `docs/design/ipam.md#file-format`. Numbers are little-endian.
 
@@ -10,34 +10,34 @@ use crate::block_lease::{BlockLease, BlockState};
 use crate::number::{Family, number};
 use crate::pool_layout::{address_count, offset_of};
 
-/// First bytes of the file.
+/// How the file begins.
 pub(super) const MAGIC: &[u8; 16] = b"weft-ipam 3\n\0\0\0\0";
-/// Place of the boot id in the preface.
+/// Where the boot id is in the preface.
 pub(super) const BOOT: std::ops::Range<usize> = 16..80;
-/// Place of the number of groups in the preface. It is written after each new group: a file with fewer groups is
+/// Where the group count is in the preface. It is written after each new group: a file with fewer groups is
 /// truncated.
 pub(super) const GROUP_COUNT: std::ops::Range<usize> = 80..84;
-/// Length of the preface.
+/// Preface length.
 pub(super) const PREFACE: usize = 128;
-/// Number of pages in a group.
+/// Pages in a group.
 pub(super) const GROUP_PAGES: usize = 16;
-/// Largest number of groups.
+/// Maximum number of groups.
 pub(super) const GROUPS_MAX: usize = 256;
-/// Length of a page's head.
+/// Head length for a page.
 pub(super) const HEAD: usize = 128;
-/// Length of a slot.
+/// Slot length.
 pub(super) const SLOT: usize = 16;
-/// Length of the hints of a page.
+/// Length that a page's hints have.
 pub(super) const PAGE_HINTS: usize = SLOTS * HINT;
-/// Length of the slots of a page.
+/// Length that a page's slots have.
 pub(super) const PAGE_SLOTS: usize = SLOTS * SLOT;
-/// Offset of the heads in a group.
+/// Offset at which a group's heads begin.
 pub(super) const HEADS_AT: usize = 2048;
-/// Offset of the hints in a group.
+/// Offset at which a group's hints begin.
 pub(super) const HINTS_AT: usize = HEADS_AT + GROUP_PAGES * HEAD;
-/// Offset of the slots in a group.
+/// Offset at which a group's slots begin.
 pub(super) const SLOTS_AT: usize = HINTS_AT + GROUP_PAGES * PAGE_HINTS;
-/// Length of a group.
+/// Group length.
 pub(super) const GROUP: usize = SLOTS_AT + GROUP_PAGES * PAGE_SLOTS;
 
 /// Offsets in a head. Byte 0 is the block's state, 0 for a page without a block; bytes 16 to 31 are the first address.
@@ -47,40 +47,40 @@ pub(super) const DRAINING: usize = 4;
 const VERSION: usize = 1;
 const PREFIX: usize = 2;
 const FIRST: std::ops::Range<usize> = 16..32;
-/// Place of the lease identifier in a head.
+/// Where the lease identifier is in a head.
 pub(super) const LEASE: std::ops::Range<usize> = 32..96;
 const LEASED_AT: std::ops::Range<usize> = 8..16;
 
-/// Offset of the state in a slot: the time takes the lower seven bytes of the same word.
+/// Where the state is in a slot: the time takes the lower seven bytes in the same word.
 const STATE: usize = 7;
 const TIME: u64 = (1 << 56) - 1;
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 const RESERVED: u8 = 2;
 
-/// Offset of a page's head in the file.
+/// Returns where a page's head is in the file.
 pub(super) fn head_offset(page: usize) -> usize {
     page / GROUP_PAGES * GROUP + HEADS_AT + page % GROUP_PAGES * HEAD
 }
 
-/// Offset of a slot's hint in the file.
+/// Returns where a slot's hint is in the file.
 pub(super) fn hint_offset(SlotId { page, slot }: SlotId) -> usize {
     page / GROUP_PAGES * GROUP + HINTS_AT + (page % GROUP_PAGES * SLOTS + slot) * HINT
 }
 
-/// Offset of a slot in the file.
+/// Returns where a slot is in the file.
 pub(super) fn slot_offset(SlotId { page, slot }: SlotId) -> usize {
     page / GROUP_PAGES * GROUP + SLOTS_AT + page % GROUP_PAGES * PAGE_SLOTS + slot * SLOT
 }
 
-/// State of a block in its head; `None` for a page without a block and for an unknown state.
+/// Returns the block state in a head; `None` for a page without a block and for an unknown state.
 pub(super) fn state_in(head: &[u8]) -> Option<BlockState> {
     [BlockState::Active, BlockState::Returning, BlockState::Unconfirmed]
         .into_iter()
         .find(|state| *state as u8 == head[0])
 }
 
-/// Addresses of a block in its head.
+/// Returns the block's addresses in a head.
 pub(super) fn net_in(head: &[u8]) -> Option<IpNet> {
     state_in(head)?;
     let family = match head[VERSION] {
@@ -93,12 +93,12 @@ pub(super) fn net_in(head: &[u8]) -> Option<IpNet> {
     IpNet::new(family.address(u128::from_le_bytes(first)), head[PREFIX]).ok()
 }
 
-/// Time of the lease in a head.
+/// Returns the lease time in a head.
 pub(super) fn leased_at_in(head: &[u8]) -> u64 {
     word(&head[LEASED_AT])
 }
 
-/// Head of an active block.
+/// Returns a head for an active block.
 pub(super) fn head_of(lease: &BlockLease, now: u64) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[0] = BlockState::Active as u8;
@@ -111,7 +111,7 @@ pub(super) fn head_of(lease: &BlockLease, now: u64) -> [u8; HEAD] {
     head
 }
 
-/// Slots of a new block: all free, but for the reserved addresses.
+/// Returns slots for a new block: all free, but for the reserved addresses.
 pub(super) fn slots_of(lease: &BlockLease) -> [u8; PAGE_SLOTS] {
     let mut slots = [0; PAGE_SLOTS];
     for ip in &lease.reserved {
@@ -122,7 +122,7 @@ pub(super) fn slots_of(lease: &BlockLease) -> [u8; PAGE_SLOTS] {
     slots
 }
 
-/// State of an address in its slot.
+/// Returns the address state in a slot.
 pub(super) fn slot_in(bytes: &[u8]) -> Slot {
     let time = word(bytes) & TIME;
     match bytes[STATE] {
@@ -133,19 +133,20 @@ pub(super) fn slot_in(bytes: &[u8]) -> Slot {
     }
 }
 
-/// Mark of a reserved address in its slot: of an attempt to restore it; `None` if there is none.
+/// Returns the mark that an attempt to restore a reserved address left in its slot; `None` if there is none.
 pub(super) fn restore_mark_in(bytes: &[u8]) -> Option<u64> {
     Some(word(&bytes[8..])).filter(|mark| bytes[STATE] == RESERVED && *mark != 0)
 }
 
-/// Slot of a reserved address with a mark.
+/// Returns a slot for a reserved address with a mark.
 pub(super) fn marked_slot_bytes(mark: u64) -> [u8; SLOT] {
     let mut bytes = slot_bytes(Slot::Reserved);
     bytes[8..].copy_from_slice(&mark.to_le_bytes());
     bytes
 }
 
-/// Slot of an address in this state; an unknown state is written as reserved, because neither is ever allocated.
+/// Returns a slot for an address in this state; an unknown state is written as reserved, because neither is
+/// ever allocated.
 pub(super) fn slot_bytes(what: Slot) -> [u8; SLOT] {
     let (state, time, owner) = match what {
         Slot::Free(since) => (FREE, since, 0),
@@ -159,12 +160,12 @@ pub(super) fn slot_bytes(what: Slot) -> [u8; SLOT] {
     bytes
 }
 
-/// Number of slots that a block of this network uses.
+/// Returns how many slots a block with this network uses.
 pub(super) fn slot_count(net: IpNet) -> usize {
     usize::try_from(address_count(net)).map_or(SLOTS, |count| count.min(SLOTS))
 }
 
-/// Whether a block of this network fits into a page.
+/// Whether a block with this network fits into a page.
 pub(super) fn fits(net: IpNet) -> bool {
     address_count(net) <= SLOTS as u128 && net == net.trunc()
 }

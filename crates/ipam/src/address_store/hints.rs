@@ -1,23 +1,24 @@
-//! Owner hints: two bytes for each slot, 0 for a free address, else a hash of the owner.
+//! Owner hints: two bytes for each slot, 0 for a free address, else a hash over the owner.
 //!
-//! A search for an owner reads only slots with the owner's hint: one false hit among 65,000 slots on average. Four
-//! hints are compared in one 64-bit word, because `weft-cni` is optimized for size and its loops are not vectorized.
+//! A search for an owner reads only slots with the owner's hint: one false hit among 65,000 slots on average.
+//! Four hints are compared in one 64-bit word, because `weft-cni` is optimized for size and its loops are not
+//! vectorized.
 
 use super::OwnerTag;
 
 /// Hint as it is in the file.
 pub(super) type Hint = [u8; 2];
 
-/// Hint of a free address.
+/// Hint for a free address.
 pub(super) const FREE: Hint = [0; 2];
-/// Length of a hint.
+/// Hint length.
 pub(super) const HINT: usize = size_of::<Hint>();
-/// The number 1 in each of the four hints of a word.
+/// The number 1 in each of the four hints in a word.
 const EACH: u64 = 0x0001_0001_0001_0001;
-/// Number of hints that are searched together.
+/// How many hints are searched together.
 const BATCH: usize = 64;
 
-/// Hint of an owner.
+/// Returns an owner's hint.
 pub(super) fn of(owner: OwnerTag) -> Hint {
     // The remainder of 65,535 is below 65,535.
     (1 + u16::try_from(owner % 65_535).unwrap_or_default()).to_le_bytes()
@@ -36,7 +37,7 @@ pub(super) fn contains(hints: &[u8], hint: Hint) -> bool {
     found & top != 0 || rest.as_chunks().0.contains(&hint)
 }
 
-/// Positions of a hint.
+/// Returns the positions at which a hint occurs.
 pub(super) fn positions(hints: &[u8], hint: Hint) -> impl Iterator<Item = usize> {
     let batches = hints.chunks(BATCH * HINT).enumerate().filter(move |(_, batch)| contains(batch, hint));
     batches.flat_map(move |(at, batch)| {

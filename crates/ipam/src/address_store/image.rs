@@ -1,9 +1,9 @@
-//! Image: the bytes of a store's file, loaded as far as one call needs them.
+//! Image: the bytes in a store's file, loaded as far as one call needs them.
 //!
 //! - The preface and every head are loaded at once, because they decide whether the file is valid.
-//! - Hints of a group and slots of a page are read on demand, while the caller holds the file's lock.
-//! - The first scan of the hints uses one buffer for all groups but the first; a second scan keeps what it reads. New
-//!   memory costs more than a read, and most nodes have one group.
+//! - A group's hints and a page's slots are read on demand, while the caller holds the file's lock.
+//! - The first scan over the hints uses one buffer for all groups but the first; a second scan keeps what it
+//!   reads. New memory costs more than a read, and most nodes have one group.
 //! - A failed read is recorded in [`Image::read_error`]; every answer since then is invalid.
 
 use std::cell::{Cell, OnceCell};
@@ -18,31 +18,31 @@ use super::format::{
 use super::hints::{FREE, contains};
 use super::{SLOTS, SlotId};
 
-/// File of an address store.
+/// File with an address store.
 pub trait StoreFile: fmt::Debug + Send + Sync {
-    /// Length of the file in bytes.
+    /// Returns the file length in bytes.
     ///
     /// # Errors
-    /// Error of the operating system.
+    /// What the operating system reports.
     fn length(&self) -> io::Result<u64>;
 
     /// Fills `buffer` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// Error of the operating system, or the end of the file comes first.
+    /// What the operating system reports, or the file ends before.
     fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
-/// Bytes of a store, as far as they are loaded.
+/// A store's bytes, as far as they are loaded.
 #[derive(Clone, Debug)]
 pub(super) struct Image {
-    /// Bytes before the heads of the first group, then the heads of all groups.
+    /// Bytes before the first group's heads, then the heads in all groups.
     heads: Vec<u8>,
-    /// Hints of each group.
+    /// Hints in each group.
     hints: Vec<Part>,
-    /// Slots of each page.
+    /// Slots in each page.
     slots: Vec<Part>,
-    /// Whether a page has a free hint; `None` until its hints are scanned and after one of them changes.
+    /// Whether a page has a free hint; `None` until its hints are scanned and after one changes.
     free_hints: Vec<Cell<Option<bool>>>,
     /// Whether the hints were scanned before.
     scanned: Cell<bool>,
@@ -76,7 +76,7 @@ impl Image {
         Some(image)
     }
 
-    /// Loads the preface and all heads of a file; hints and slots are read on demand.
+    /// Loads a file's preface and all heads; hints and slots are read on demand.
     pub(super) fn open(file: Arc<dyn StoreFile>) -> io::Result<Option<Image>> {
         let most = GROUPS_MAX * GROUP;
         let length = usize::try_from(file.length()?).unwrap_or(most).min(most);
@@ -107,13 +107,13 @@ impl Image {
         self.slots.len()
     }
 
-    /// Head of a page.
+    /// Returns a page's head.
     pub(super) fn head(&self, page: usize) -> Option<&[u8]> {
         let from = HEADS_AT + page * HEAD;
         self.heads.get(from..from + HEAD)
     }
 
-    /// Hints of a page's slots.
+    /// Returns the hints for a page's slots.
     pub(super) fn hints(&self, page: usize) -> Option<&[u8]> {
         let from = page % GROUP_PAGES * PAGE_HINTS;
         self.group_hints(page / GROUP_PAGES)?.get(from..from + PAGE_HINTS)
@@ -123,7 +123,7 @@ impl Image {
         self.load(self.hints.get(group)?, hint_offset(first_of(group)), GROUP_PAGES * PAGE_HINTS)
     }
 
-    /// Calls `visit` with the hints of every page that has a block, in order, until a read fails.
+    /// Calls `visit` with the hints in every page that has a block, in order, until a read fails.
     pub(super) fn scan_hints(&self, mut visit: impl FnMut(usize, &[u8])) {
         let (mut buffer, keep) = (Vec::new(), self.scanned.replace(true));
         for group in 0..self.groups() {
@@ -161,12 +161,12 @@ impl Image {
         known.get() == Some(true)
     }
 
-    /// Slots of a page.
+    /// Returns a page's slots.
     pub(super) fn slots(&self, page: usize) -> Option<&[u8]> {
         self.load(self.slots.get(page)?, slot_offset(SlotId { page, slot: 0 }), PAGE_SLOTS)
     }
 
-    /// Bytes of one slot; reads only these if the page is not loaded.
+    /// Returns one slot's bytes; reads only these if the page is not loaded.
     pub(super) fn slot(&self, id: SlotId) -> Option<[u8; SLOT]> {
         let SlotId { page, slot } = id;
         let from = slot.checked_mul(SLOT).filter(|_| slot < SLOTS)?;
@@ -197,7 +197,7 @@ impl Image {
         }
     }
 
-    /// Error of a failed read of hints or slots.
+    /// Returns the error if hints or slots could not be read.
     pub(super) fn read_error(&self) -> Option<&str> {
         self.read_error.get().map(String::as_str)
     }
@@ -213,7 +213,7 @@ impl Image {
         from..self.groups() * GROUP
     }
 
-    /// Changes bytes inside the preface or inside the head, hints or slots of one page.
+    /// Changes bytes inside the preface or inside one page's head, hints or slots.
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
         let (group, inside) = (offset / GROUP, offset % GROUP);
         if inside < HINTS_AT {
@@ -243,7 +243,7 @@ impl Image {
         }
     }
 
-    /// Bytes of the whole file, up to the first part that cannot be read.
+    /// Returns all bytes in the file, up to the first part that cannot be read.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.preface().to_vec();
         for group in 0..self.groups() {

@@ -1,4 +1,4 @@
-//! Queries of the address store: blocks, slots and owners.
+//! Queries to the address store: blocks, slots and owners.
 
 use std::net::IpAddr;
 
@@ -14,12 +14,12 @@ use crate::block_lease::BlockState;
 use crate::pool_layout::{nth, offset_of};
 
 impl AddressStore {
-    /// Boot id of the last use.
+    /// Returns the boot id at the last use.
     pub fn boot_id(&self) -> &str {
         text_in(&self.image.preface()[BOOT])
     }
 
-    /// Number of groups that were written at some time.
+    /// Returns how many groups were written at some time.
     pub(super) fn written_groups(&self) -> usize {
         let mut count = [0; 4];
         count.copy_from_slice(&self.image.preface()[GROUP_COUNT]);
@@ -43,7 +43,7 @@ impl AddressStore {
         (0..self.pages()).filter_map(|page| self.block(page))
     }
 
-    /// Block of a page.
+    /// Returns a page's block.
     pub fn block(&self, page: usize) -> Option<Block> {
         let head = self.head(page)?;
         let (state, net) = (state_in(head)?, net_in(head)?);
@@ -52,7 +52,7 @@ impl AddressStore {
         Some(Block { page, state, net, lease, single_owner, draining, leased_at: leased_at_in(head) })
     }
 
-    /// Pages of the blocks that are drained.
+    /// Returns the pages whose block is drained.
     pub fn draining(&self) -> impl Iterator<Item = usize> {
         (0..self.pages()).filter(|page| self.is_draining(*page) && self.net(*page).is_some())
     }
@@ -61,17 +61,17 @@ impl AddressStore {
         self.head(page).is_some_and(|head| head[DRAINING] == 1)
     }
 
-    /// Whether any owner may get an address of a page, even if the block is drained.
+    /// Whether any owner may get an address from a page, even if the block is drained.
     pub(super) fn is_usable(&self, page: usize) -> bool {
         self.head(page).is_some_and(|head| head[0] == BlockState::Active as u8 && head[SINGLE_OWNER] != 1)
     }
 
-    /// Whether any owner may get an address of a page.
+    /// Whether any owner may get an address from a page.
     pub(super) fn is_open(&self, page: usize) -> bool {
         self.is_usable(page) && !self.is_draining(page)
     }
 
-    /// Hints of the slots that a page's block uses.
+    /// Returns the hints for the slots that a page's block uses.
     pub(super) fn hints(&self, page: usize) -> &[u8] {
         let size = self.net(page).map_or(0, slot_count);
         self.image.hints(page).map_or(&[], |hints| &hints[..size * HINT])
@@ -84,35 +84,35 @@ impl AddressStore {
         used.map(slot_in).enumerate()
     }
 
-    /// State of each address of a block, in order.
+    /// Returns the state that each address in a block has, in order.
     pub fn slots_of(&self, block: &Block) -> impl Iterator<Item = Slot> {
         self.slots(block.page).map(|(_, what)| what)
     }
 
-    /// State of an address.
+    /// Returns the state that an address has.
     pub fn slot(&self, id: SlotId) -> Slot {
         self.image.slot(id).map_or(Slot::Unknown, |bytes| slot_in(&bytes))
     }
 
-    /// Mark of an attempt to restore a reserved address.
+    /// Returns the mark from an attempt to restore a reserved address.
     pub(crate) fn restore_mark(&self, id: SlotId) -> Option<u64> {
         restore_mark_in(&self.image.slot(id)?)
     }
 
-    /// Address of a slot.
+    /// Returns the address that a slot is for.
     pub fn address(&self, id: SlotId) -> Option<IpAddr> {
         let net = self.net(id.page)?;
         (id.slot < slot_count(net)).then(|| nth(net, id.slot as u128))
     }
 
-    /// First slot of an address.
+    /// Returns the first slot for an address.
     pub fn find(&self, ip: IpAddr) -> Option<SlotId> {
         (0..self.pages()).find_map(|page| {
             Some(SlotId { page, slot: usize::try_from(offset_of(self.net(page)?, ip)?).ok()? })
         })
     }
 
-    /// Every slot of an address: several leases of its block may be in the store.
+    /// Returns every slot for an address: the store may have several leases for its block.
     pub fn find_all(&self, ip: IpAddr) -> impl Iterator<Item = (Block, SlotId)> {
         self.blocks().filter_map(move |block| {
             let slot = usize::try_from(offset_of(block.net, ip)?).ok()?;
@@ -121,13 +121,13 @@ impl AddressStore {
         })
     }
 
-    /// Slot in which an address is held, or its state is unknown.
+    /// Returns the slot in which an address is held, or its state is unknown.
     pub fn find_held(&self, ip: IpAddr) -> Option<SlotId> {
         let mut slots = self.find_all(ip).map(|(_, id)| id);
         slots.find(|id| matches!(self.slot(*id), Slot::Held { .. } | Slot::Unknown))
     }
 
-    /// Every held address: its slot, the start in milliseconds since 1970, and its owner.
+    /// Returns every held address: its slot, since when in milliseconds since 1970, and its owner.
     pub fn held(&self) -> impl Iterator<Item = (SlotId, u64, OwnerTag)> {
         (0..self.pages()).flat_map(|page| {
             self.slots(page).filter_map(move |(slot, what)| match what {
@@ -137,7 +137,7 @@ impl AddressStore {
         })
     }
 
-    /// Slots of the addresses that an owner holds.
+    /// Returns the slots for the addresses that an owner holds.
     pub fn held_by(&self, owner: OwnerTag) -> impl Iterator<Item = SlotId> {
         let (hint, mut slots) = (hints::of(owner), Vec::new());
         self.image.scan_hints(|page, hints| {

@@ -1,5 +1,5 @@
-//! Objects that this node leases and its store does not contain: the answer to an earlier request, or the disk, was
-//! lost.
+//! Objects that this node leases and its store does not contain: the answer to an earlier request, or the
+//! disk, was lost.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::ip_block::{Holder, IpBlock};
 use crate::registry::{Registry, RegistryError};
 
 impl<R: Registry> BlockAllocator<'_, R> {
-    /// Takes such blocks into use. Single addresses of other owners are released.
+    /// Takes such blocks into use. If a single address has another owner, it is released.
     ///
     /// `seen` may be outdated: every object is read again, and changed objects are left alone.
     ///

@@ -1,4 +1,4 @@
-//! Leases of whole blocks.
+//! Leases for whole blocks.
 
 use std::collections::HashSet;
 
@@ -83,11 +83,11 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Err(AllocationError::Contended)
     }
 
-    /// Reserves the single addresses inside a new block of this node before the block is used. If the pool has changed,
-    /// the block is released.
+    /// Reserves the single addresses inside this node's new block before the block is used. If the pool has
+    /// changed, the block is released.
     ///
-    /// An address that the store holds since an earlier lease is not reserved: its own request may be about to ask for
-    /// it.
+    /// An address that the store holds since an earlier lease is not reserved: its own request may be about
+    /// to ask for it.
     pub(crate) async fn with_reserved(
         &self,
         mut object: IpBlock,
@@ -125,12 +125,13 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Ok(object)
     }
 
-    /// Confirms that a block is leased by this node and returns its new lease; `None` if it was changed concurrently.
+    /// Confirms that this node leases a block and returns its new lease; `None` if it was changed
+    /// concurrently.
     ///
     /// The change makes every reclaim fail that read the object before.
     ///
     /// # Errors
-    /// Error of the registry.
+    /// What the registry reports.
     pub async fn confirm(&self, object: &IpBlock) -> Result<Option<String>, RegistryError> {
         Ok(self.confirmed(object).await?.map(|object| object.lease_id()))
     }
@@ -149,7 +150,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
     /// Takes a prefetched block into use; `None` if this node does not lease it any more.
     ///
     /// # Errors
-    /// Error of the registry.
+    /// What the registry reports.
     pub async fn use_prefetched(&self, prefetched: &IpBlock) -> Result<Option<BlockLease>, RegistryError> {
         if let Some(object) = self.confirmed(prefetched).await? {
             return Ok(Some(object.block_lease()));

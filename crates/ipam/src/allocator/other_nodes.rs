@@ -1,4 +1,5 @@
-//! Any address of another node, if none is known to be free: requests in the objects of other nodes' blocks.
+//! Any address from another node, if none is known to be free: requests are written into the objects for
+//! other nodes' blocks.
 //!
 //! The other node's part is in [`crate::give_up`]; the protocol is in
 //! `docs/design/ipam.md#any-address-of-another-node`.
@@ -19,16 +20,16 @@ use crate::join::join_all;
 use crate::lease_message::AllocationKind;
 use crate::registry::{Registry, RegistryError};
 
-/// Number of requests that wait for an answer at a time.
+/// How many requests wait for an answer at a time.
 const WAVE: usize = 4;
-/// Number of objects that are read at the same time.
+/// How many objects are read at the same time.
 const READS: usize = 2 * WAVE;
-/// Number of checks after which requests without an answer do not delay others any more.
+/// How many checks a request without an answer may delay others.
 const PATIENT_CHECKS: u32 = 2;
-/// Number of checks in all.
+/// How many checks there are in all.
 const CHECKS_MAX: u32 = 64;
 
-/// Blocks in whose objects a request is written, with the addresses of each request.
+/// Blocks in whose objects a request is written, with the addresses in each request.
 type AskedBlocks<'a> = Vec<(&'a IpBlock, Vec<AddressSpan>)>;
 
 /// Best answer to some requests.
@@ -52,7 +53,8 @@ struct Waiting {
 }
 
 impl<R: Registry> BlockAllocator<'_, R> {
-    /// Asks the nodes of other blocks for an address, some at a time, until one is leased or all have answered.
+    /// Asks the nodes that lease other blocks for an address, some at a time, until one is leased or all have
+    /// answered.
     pub(crate) async fn lease_from_other_nodes(
         &self,
         kind: AllocationKind,
@@ -177,7 +179,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Ok(())
     }
 
-    /// Writes a request into an object, in place of an earlier one of this store; returns whether it waits for an answer.
+    /// Writes a request into an object, in place of an earlier one from this store; returns whether it waits
+    /// for an answer.
     async fn post(&self, object: &IpBlock, request: &TransferRequest) -> Result<bool, RegistryError> {
         let holder = &object.holder;
         let mut object = object.clone();
@@ -222,7 +225,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         }
     }
 
-    /// Leases one of some addresses that were just reserved; `None` if other nodes are faster.
+    /// Leases one among some addresses that were just reserved; `None` if other nodes are faster.
     async fn lease_one_of(
         &self,
         given: &[IpAddr],
@@ -287,7 +290,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         })
     }
 
-    /// Removes requests that are needed no longer. One that remains makes its node give up an address in vain.
+    /// Removes requests that are needed no longer. One that remains makes its node give up an address in
+    /// vain.
     async fn withdraw(&self, waiting: Waiting) {
         let requests: Vec<_> = waiting.posted.into_iter().chain(waiting.slow).collect();
         if !requests.is_empty() {

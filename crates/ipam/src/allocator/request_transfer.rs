@@ -1,6 +1,7 @@
-//! Request of a transfer: a single address that lies in a block of another node, seen from the node that needs it.
+//! Transfer request: a single address lies in another node's block, seen from the node that needs it.
 //!
-//! The other node's part is in [`crate::transfer`]; the protocol is in `docs/design/ipam.md#transfer-between-nodes`.
+//! The other node's part is in [`crate::transfer`]; the protocol is in
+//! `docs/design/ipam.md#transfer-between-nodes`.
 
 use super::BlockAllocator;
 use crate::allocation_error::AllocationError;
@@ -9,7 +10,8 @@ use crate::ip_block::{Holder, IpBlock};
 use crate::registry::{Registry, RegistryError};
 
 impl<R: Registry> BlockAllocator<'_, R> {
-    /// Asks the node of `block` to transfer an address that this node leases, and waits for the result.
+    /// Asks the node that leases `block` to transfer an address that this node leases, and waits for the
+    /// result.
     pub(super) async fn request_transfer(
         &self,
         object: IpBlock,
@@ -53,8 +55,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Err(AllocationError::NotTransferred { net: block.net, node: block.holder.node, held_by })
     }
 
-    /// Reads an object of this node again, and the block around it. The object is read first: if it is still this
-    /// node's and then lies in no block, no other node has the address.
+    /// Reads one of this node's objects again, and the block around it. The object is read first: if it is
+    /// still this node's and then lies in no block, no other node has the address.
     async fn read_with_block(&self, object: &IpBlock) -> Result<(IpBlock, Option<IpBlock>), AllocationError> {
         let current = self.registry.read(object.net).await?;
         let is_own = |current: &IpBlock| {

@@ -1,4 +1,4 @@
-//! Leases of single addresses that the caller names.
+//! Leases for single addresses that the caller names.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub(super) enum BlockConflict {
     RequestTransfer,
 }
 
-/// Whether two owners (pod uid, container, interface) are the same interface of one pod.
+/// Whether two owners (pod uid, container, interface) are the same interface on one pod.
 pub(super) fn is_of_same_pod(one: &str, other: &str) -> bool {
     fn parts(owner: &str) -> Option<(&str, &str)> {
         let (uid, rest) = owner.split_once('/')?;
@@ -73,7 +73,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Err(AllocationError::Contended)
     }
 
-    /// Returns the lease of a single address unless it lies in a leased block.
+    /// Returns the lease for a single address unless it lies in a leased block.
     pub(super) async fn resolve_block_conflict(
         &self,
         object: IpBlock,
