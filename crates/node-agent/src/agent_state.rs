@@ -1,4 +1,4 @@
-//! State of the node agent, and its handler of the requests on the socket: each request is passed to the component that
+//! Node agent state, and the handler for requests on the socket: each request is passed to the component that
 //! serves it (planner, block provider, sandbox GC, drift detection, hot-plug).
 
 use std::path::PathBuf;
@@ -38,43 +38,43 @@ use node_support::traces::Traces;
 const POLL_MAX: Duration = Duration::from_secs(20);
 /// Interval at which a poll looks for tasks that no pod change announces.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for which a poll collects changes of pods, so that many at once cost one comparison of all sandboxes.
+/// How long a poll collects pod changes, so that many at once cost one comparison over all sandboxes.
 const POLL_GATHER: Duration = Duration::from_millis(50);
 /// Shortest interval between two searches for tasks on behalf of plans: each looks at all sandboxes.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
-/// The same after a search that found no task, while no update of policies is pending. Orphaned sandboxes and checks are
-/// due after many seconds, so their tasks need not be sent at once.
+/// The same after a search that found no task, while no policy updates are pending. Orphaned sandboxes and
+/// checks are due after many seconds, so their tasks need not be sent at once.
 const IDLE_SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// State of the node agent.
+/// What the node agent holds while it runs.
 pub(crate) struct AgentState {
-    /// Planner of the node.
+    /// Planner for this node.
     pub(crate) planner: Planner,
-    /// Counter of ADDs in progress.
+    /// Counter for ADDs in progress.
     pub(crate) busy: Arc<Busy>,
     /// Whether another agent listens on this agent's socket.
     replaced: Arc<AtomicBool>,
-    /// Metrics.
+    /// Metrics that the agent serves.
     pub(crate) metrics: Metrics,
     /// Trace exporter, if traces are enabled.
     pub(crate) traces: Option<Arc<Traces>>,
     sandbox_gc: Arc<SandboxGc>,
-    /// Provider of address blocks.
+    /// Provider for address blocks.
     pub(crate) block_provider: BlockProvider,
     sandboxes: Arc<Sandboxes>,
     drift: Drift,
     hot_plug: Option<HotPlug>,
     /// Network policies, if they are enforced, and their updates.
     pub(crate) policies: Option<(Arc<NetworkPolicies>, PolicyUpdates)>,
-    /// Last search for tasks on behalf of a plan.
+    /// When tasks were last searched on behalf of a plan.
     searched: Mutex<Search>,
-    /// Counter of polls in progress.
+    /// Counter for polls in progress.
     polls: Busy,
     /// Whether the last poll returned tasks before hot-plug changes were planned.
     hot_plug_waits: AtomicBool,
 }
 
-/// Last search for tasks on behalf of a plan.
+/// When tasks were last searched on behalf of a plan, and what was found.
 #[derive(Debug, Default)]
 struct Search {
     at: Option<Instant>,
@@ -93,26 +93,27 @@ impl Search {
     }
 }
 
-/// Configuration of the agent's state.
+/// What the agent's state is configured with.
 #[derive(Debug)]
 pub(crate) struct AgentConfig {
-    /// Sandboxes of this node.
+    /// Sandboxes on this node.
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// File with the results of first checks, see [`super::drift`].
     pub(crate) checked: PathBuf,
     /// Sandboxes that the container runtime lists; empty unless an endpoint is configured.
     pub(crate) runtime: Arc<RuntimeSandboxes>,
-    /// Time after the deletion of a pod until its orphaned sandbox is taken down.
+    /// Time between a pod's deletion and the take-down of its orphaned sandbox.
     pub(crate) orphan_grace: Duration,
-    /// Interval between two checks of a sandbox; zero disables them.
+    /// Interval between two checks on a sandbox; zero disables them.
     pub(crate) check_interval: Duration,
-    /// Whether changes of the networks annotation are applied to running pods.
+    /// Whether running pods follow changes to their networks annotation.
     pub(crate) hot_plug: bool,
-    /// Interval between two comparisons of rules with the kernel's, zero for none; `None` if policies are not enforced.
+    /// Interval at which rules are compared with the kernel's, zero for never; `None` if policies are not
+    /// enforced.
     pub(crate) policy: Option<Duration>,
     /// Object to which the Neutron controller writes ports.
     pub(crate) vif_store: VifLocation,
-    /// Directory of the address stores.
+    /// Directory with the address stores.
     pub(crate) store_dir: PathBuf,
     /// Whether another agent listens on this agent's socket.
     pub(crate) replaced: Arc<AtomicBool>,
@@ -151,7 +152,7 @@ impl AgentState {
         }
     }
 
-    /// Returns the tasks that are due for any sandbox; without updates of policies unless `with_updates`.
+    /// Returns the tasks that are due for any sandbox; without policy updates unless `with_updates`.
     fn search_tasks(&self, with_updates: bool) -> Vec<Task> {
         // Without a live watch, a pod missing from the cache is not known to be deleted.
         let mut tasks = if self.planner.sees_cluster() {
@@ -171,8 +172,9 @@ impl AgentState {
 
     /// Returns the tasks that are due for an executor.
     ///
-    /// Tasks that a search finds count as sent, and the planning of changes may take longer than a response. Therefore no
-    /// planning follows a search that found some. The next poll plans first, so that updates do not delay changes for ever.
+    /// Tasks that a search finds count as sent, and to plan changes may take longer than a response.
+    /// Therefore no planning follows a search that found some. The next poll plans first, so that updates do
+    /// not delay changes for ever.
     async fn tasks_of_poll(&self, node: &NodeInput) -> Vec<Task> {
         let Some(hot_plug) = &self.hot_plug else { return self.search_tasks(true) };
         let plans_first = self.hot_plug_waits.swap(false, Ordering::Relaxed);
@@ -194,7 +196,7 @@ impl AgentState {
         tasks
     }
 
-    /// Records the result of a task, unless its sandbox is gone.
+    /// Records a task's result, unless its sandbox is gone.
     fn record_result(&self, result: &TaskResult) {
         let Some(sandbox) = self.sandboxes.find(&result.container) else { return };
         let pod = &sandbox.entry.plan.pod;

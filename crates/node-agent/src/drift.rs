@@ -1,15 +1,17 @@
-//! Drift detection: finds attachments that no longer match their configuration, for example a deleted interface.
+//! Drift detection: finds attachments that no longer match their configuration, for example a deleted
+//! interface.
 //!
-//! The agent sends CHECKs as tasks to weft-cni, a few with each response, and compares the results with earlier ones.
-//! Nothing is repaired: the change may be intended, and recreating the pod repairs it. (`weft doctor` runs CHECK, too.)
+//! The agent sends CHECKs as tasks to weft-cni, a few with each response, and compares the results with
+//! earlier ones. Nothing is repaired: the change may be intended, and recreating the pod repairs it. (`weft
+//! doctor` runs CHECK, too.)
 //!
-//! - The kubelet never calls CHECK, so a plugin may reject its own intact attachment. Faults of the first check
-//!   are therefore not drift.
-//! - The first check follows soon after the attachment, also that of a network added to a running pod.
-//! - An attachment that once passed a check and fails now has drifted. Faults of first checks are stored in a file, so
-//!   that a later agent knows them. Without the file, each sandbox has a first check again.
-//! - A result costs one line at the end of that file, whatever the number of sandboxes; a later line of a sandbox counts. The
-//!   file is written again when most of its lines are outdated.
+//! - The kubelet never calls CHECK, so a plugin may reject its own intact attachment. Therefore what the
+//!   first check finds is not drift.
+//! - The first check follows soon after the attachment, also for a network added to a running pod.
+//! - An attachment that once passed a check and fails now has drifted. What first checks find is stored in a
+//!   file, so that a later agent knows it. Without the file, each sandbox has a first check again.
+//! - A result costs one line at the end of that file, however many sandboxes there are; a sandbox's latest
+//!   line counts. The file is written again when most of its lines are outdated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -25,20 +27,20 @@ use tracing::warn;
 
 use node_support::sandboxes::{Sandbox, Sandboxes};
 
-/// Time until the first check of a sandbox.
+/// Time until a sandbox's first check.
 const FIRST: Duration = Duration::from_secs(10);
 /// Maximum number of checks in one response.
 const CHECKS_MAX: usize = 4;
-/// Maximum size of the file that is read, in bytes: enough for some thousand sandboxes.
+/// Maximum size up to which the file is read, in bytes: enough for some thousand sandboxes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Number of outdated lines of the file that are kept in any case.
+/// How many outdated lines the file may have in any case.
 const OUTDATED_MIN: usize = 256;
 
-/// Interfaces of each checked sandbox that have failed every check.
+/// Interfaces in each checked sandbox that have failed every check.
 type FirstFaults = BTreeMap<ContainerId, BTreeSet<IfName>>;
 
-/// Drift detector of the node.
+/// Drift detector for this node.
 #[derive(Debug)]
 pub(crate) struct Drift {
     interval: Duration,
@@ -48,18 +50,18 @@ pub(crate) struct Drift {
     checked: Mutex<BTreeMap<ContainerId, CheckState>>,
 }
 
-/// Content of the file.
+/// What the file contains.
 #[derive(Debug, Default)]
 struct Stored {
-    /// First faults of sandboxes that this agent has not found yet.
+    /// First faults in sandboxes that this agent has not found yet.
     waiting: FirstFaults,
-    /// Open file, and the number of its lines; none before the first write.
+    /// Open file, and how many lines it has; none before the first write.
     open: Option<(File, usize)>,
 }
 
 #[derive(Debug)]
 struct CheckState {
-    /// Time of the next check.
+    /// When the next check is due.
     due: Instant,
     /// Interfaces that have failed every check; none before the first check.
     first_faults: Option<BTreeSet<IfName>>,
@@ -69,7 +71,7 @@ struct CheckState {
     drifted: BTreeSet<IfName>,
 }
 
-/// Conclusion from the result of a check.
+/// What a check result means.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CheckOutcome {
     /// Nothing has changed.
@@ -93,7 +95,7 @@ impl Drift {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the first faults of one sandbox; `checked` has those of all.
+    /// Stores one sandbox's first faults; `checked` has them for all.
     fn store(
         &self,
         container: &ContainerId,
@@ -147,7 +149,7 @@ impl Drift {
         tasks
     }
 
-    /// Records the result of a check and returns the conclusion.
+    /// Records a check result and returns what it means.
     pub(crate) fn record(&self, result: &TaskResult) -> CheckOutcome {
         let mut checked = self.checked();
         let Some(known) = checked.get_mut(&result.container) else { return CheckOutcome::Same };
@@ -183,14 +185,14 @@ impl Drift {
             known.added.insert(ifname.clone());
         }
     }
-    /// Returns the number of sandboxes that have drifted.
+    /// Returns how many sandboxes have drifted.
     pub(crate) fn count(&self) -> usize {
         self.checked().values().filter(|known| !known.drifted.is_empty()).count()
     }
 }
 
 impl Stored {
-    /// Appends a line, or writes the whole file if it is not open or most of its lines are outdated.
+    /// Appends a line, or writes the whole file if it is not open or most lines are outdated.
     fn write(
         &mut self,
         file: &Path,
@@ -216,12 +218,12 @@ impl Stored {
     }
 }
 
-/// Returns the line of a sandbox.
+/// Returns the line for a sandbox.
 fn line(container: &ContainerId, faults: &BTreeSet<IfName>) -> io::Result<String> {
     Ok(serde_json::to_string(&(container, faults))? + "\n")
 }
 
-/// Reads the lines of the file. The last one may be incomplete; a file that is too large counts as empty.
+/// Reads the file's lines. The last one may be incomplete; a file that is too large counts as empty.
 fn read(file: &Path) -> FirstFaults {
     let is_short = fs::metadata(file).is_ok_and(|metadata| metadata.len() <= FILE_MAX);
     let text = is_short.then(|| fs::read_to_string(file).ok()).flatten().unwrap_or_default();

@@ -1,13 +1,14 @@
-//! Hot-plug: compares the networks that a running pod's annotation selects with those of its sandbox.
+//! Hot-plug: compares the networks that a running pod's annotation selects with those in its sandbox.
 //!
 //! - It is opt-in, and works only for an executor that polls for tasks (`weft executor`).
-//! - A sandbox is compared when its pod's annotation changes, and again at growing intervals until it matches or the change
-//!   proves impossible.
-//! - A network that cannot be attached does not stop the others. It is planned again when a definition or a namespace
-//!   changes, and at the same intervals, because a device may become free.
-//! - A sandbox whose networks were requested through the container runtime keeps them; its annotation is ignored.
+//! - A sandbox is compared when its pod's annotation changes, and again at growing intervals until it matches
+//!   or the change proves impossible.
+//! - If a network cannot be attached, the others still are. It is planned again when a definition or a
+//!   namespace changes, and at the same intervals, because a device may become free.
+//! - A sandbox whose networks were requested through the container runtime keeps them; its annotation is
+//!   ignored.
 //! - An invalid annotation changes nothing, so that a typing error removes no network.
-//! - Devices, isolation and policies are those of an ADD, because the plan is made by the same planner.
+//! - Devices, isolation and policies are as in an ADD, because the same planner makes the plan.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,23 +35,23 @@ const REPEAT_MAX: Duration = Duration::from_secs(600);
 /// Maximum number of changes in one response, and of their bytes together. A larger change is alone.
 const CHANGES_MAX: usize = 16;
 const BYTES_MAX: usize = 4 << 20;
-/// Maximum size of a change, in bytes. The rest of a message is for its envelope, the node's configuration and tasks of other
-/// kinds.
+/// Maximum size for a change, in bytes. The rest of a message is for the envelope, the node's configuration
+/// and other kinds of tasks.
 const CHANGE_MAX: usize = MESSAGE_MAX - (2 << 20);
 
-/// Hot-plug state of all sandboxes, by container id.
+/// Hot-plug state for all sandboxes, by container id.
 #[derive(Debug, Default)]
 pub(crate) struct HotPlug(Mutex<BTreeMap<ContainerId, Seen>>);
 
-/// Last comparison of a sandbox.
+/// What is known from the last comparison.
 #[derive(Clone, Debug)]
 struct Seen {
-    /// Annotation of the pod at that time.
+    /// The pod's annotation at that time.
     annotation: Option<String>,
     /// Whether the sandbox matches the annotation, or never will.
     settled: bool,
     compared: Instant,
-    /// Number of comparisons of this annotation.
+    /// How often this annotation was compared.
     times: u32,
     /// Why selected networks could not be planned. A reason has an Event once.
     refused: Vec<Fault>,
@@ -58,7 +59,7 @@ struct Seen {
     inputs: u64,
 }
 
-/// Comparison of a sandbox with its pod's annotation.
+/// How a sandbox compares with its pod's annotation.
 struct Comparison {
     verdict: Verdict,
     /// Why selected networks cannot be planned.
@@ -66,7 +67,7 @@ struct Comparison {
     inputs: u64,
 }
 
-/// Result of a comparison.
+/// What a comparison found.
 enum Verdict {
     /// The sandbox matches.
     Same,
@@ -130,7 +131,7 @@ impl HotPlug {
         is_due.then_some(annotation)
     }
 
-    /// Stores the result of a comparison, sends its Events, and returns its task.
+    /// Stores what a comparison found, sends its Events, and returns its task.
     fn settle(
         &self,
         planner: &Planner,
@@ -160,12 +161,13 @@ impl HotPlug {
     }
 }
 
-/// Whether a change of this size belongs to a response that has `count` changes of `bytes` bytes.
+/// Whether a change with this size fits into a response that has `count` changes with `bytes` bytes.
 fn fits(count: usize, bytes: usize, size: usize) -> bool {
     count == 0 || (count < CHANGES_MAX && bytes + size <= BYTES_MAX)
 }
 
-/// Returns the size of a change in a message, 0 for other verdicts. A change that no message can hold is impossible.
+/// Returns how large a change is in a message, 0 for other verdicts. A change that no message can hold is
+/// impossible.
 fn sized(verdict: Verdict) -> (Verdict, usize) {
     let Verdict::Change(task) = &verdict else { return (verdict, 0) };
     match serde_json::to_vec(task).map_or(usize::MAX, |message| message.len()) {

@@ -15,7 +15,7 @@ use node_support::sandboxes::Sandboxes;
 const HEAD: &str = "# HELP pod_network_name_info Network of an interface of a pod, by its name in network-status.\n\
     # TYPE pod_network_name_info gauge\n";
 
-/// Returns a line for each interface of the attached pods.
+/// Returns a line for each interface on the attached pods.
 pub(crate) fn page(sandboxes: &Sandboxes) -> String {
     let mut page = HEAD.to_owned();
     sandboxes.with(|all| {
@@ -36,7 +36,7 @@ pub(crate) fn page(sandboxes: &Sandboxes) -> String {
     page
 }
 
-/// Returns a page with a series, for the reference of metrics.
+/// Returns a page with one series, for the metrics reference.
 pub(crate) fn example() -> String {
     let labels = r#"pod="POD",namespace="NAMESPACE",interface="INTERFACE",network_name="NETWORK""#;
     format!("{HEAD}pod_network_name_info{{{labels}}} 0\n")

@@ -1,9 +1,11 @@
-//! Network sync: sets each NetworkAttachmentDefinition as a network of the container runtime (CRI Network API).
+//! Network sync: sets each NetworkAttachmentDefinition as a network in the container runtime (CRI Network
+//! API).
 //!
-//! - The networks that the runtime lists are compared with the definitions at every change and every 30 seconds, so that
-//!   a restart or a lost call leaves no difference.
+//! - The networks that the runtime lists are compared with the definitions at every change and every 30
+//!   seconds, so that a restart or a lost call leaves no difference.
 //! - Only networks with the uid [`SYNC_UID`] are changed; others belong to other clients.
-//! - A network in use drains when its definition is deleted. It is set again if the definition returns meanwhile.
+//! - A network in use drains when its definition is deleted. It is set again if the definition returns
+//!   meanwhile.
 //!
 //! Source: «CRI Network API», «Kubernetes integration»; multi-network specification (NPWG), section 3.
 
@@ -22,9 +24,9 @@ use crate::agent_state::AgentState;
 use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use cri::network_client::{Client, InUse};
 
-/// Uid of networks that come from definitions.
+/// Uid for networks that come from definitions.
 const SYNC_UID: &str = "network-attachment-definition";
-/// Interval of the comparison if no definition changes.
+/// Interval between comparisons if no definition changes.
 const PERIOD: Duration = Duration::from_secs(30);
 /// Pause before the next attempt after a failure.
 const RETRY: Duration = Duration::from_secs(2);
@@ -51,7 +53,7 @@ pub(crate) async fn follow(agent: Arc<AgentState>, socket: PathBuf) {
     }
 }
 
-/// Action on a network of the runtime.
+/// What to do with one of the runtime's networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     /// The network is correct.
@@ -60,7 +62,7 @@ enum Action {
     Set,
     /// The network's definition was deleted.
     Remove,
-    /// Another client has set a network of this name.
+    /// Another client has set a network with this name.
     Refuse,
 }
 
@@ -154,10 +156,10 @@ fn without_generation(config: &NetworkConfig) -> NetworkConfig {
     config
 }
 
-/// Reason why a definition cannot be set as a network of the runtime.
+/// Why a definition cannot be set as a network in the runtime.
 #[derive(Debug, thiserror::Error)]
 enum NetworkError {
-    /// The configuration of the definition cannot be resolved.
+    /// The definition's configuration cannot be resolved.
     #[error("{}", .0.msg)]
     Resolve(cni::Error),
     /// The CRI Network API cannot represent the configuration.
@@ -165,7 +167,8 @@ enum NetworkError {
     Represent(cni::Error),
 }
 
-/// Returns the network of a definition. A definition whose configuration is on the node's disk has none here.
+/// Returns the network for a definition. A definition whose configuration is on the node's disk has none
+/// here.
 fn network(definition: &Definition) -> Result<NetworkConfig, NetworkError> {
     let resolved = resolve(definition, &Disk::default(), "the node's disk, which the agent does not read");
     let network = resolved.map_err(|refusal| NetworkError::Resolve(refusal.into()))?.network;

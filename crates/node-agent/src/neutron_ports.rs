@@ -22,15 +22,15 @@ use serde_json::{Value, json};
 
 use kube_support::kuryr::definition::{PLUGIN, plugins};
 
-/// Deadline for the ports of a pod to be written; shorter than the deadline of a response.
+/// Deadline for a pod's ports to be written; shorter than the deadline for a response.
 pub(crate) const PORTS_MAX: Duration = Duration::from_secs(20);
-/// Index of a delegate that needs a port, and the port's number; 0 is the port of the default network.
+/// Index of a delegate that needs a port, and the port's number; the default network's port is 0.
 pub(crate) type WantedPort = (usize, usize);
 
 /// Returns the ports that a plan needs, without those that a running pod already has.
 ///
 /// # Errors
-/// A running pod selects a further port: the numbers follow the order of the selection, so they could change.
+/// A running pod selects a further port: the numbers follow the selection order, so they could change.
 pub(crate) fn wanted(
     plan: &Plan,
     networks: &BTreeSet<String>,
@@ -62,7 +62,7 @@ pub(crate) fn wanted(
     Ok(wanted)
 }
 
-/// Puts the ports into the plan. The result is false if one of them is not written yet.
+/// Puts the ports into the plan. The result is false if one is not written yet.
 ///
 /// # Errors
 /// The plugin neutron cannot connect a port.
@@ -91,7 +91,7 @@ pub(crate) fn put(plan: &mut Plan, wanted: &[WantedPort], state: &PodState) -> R
     Ok(true)
 }
 
-/// Finds the port of a number. The prefix before the number is the controller's configuration.
+/// Finds the port with a number. The prefix before the number depends on the controller's configuration.
 fn find(state: &PodState, number: usize) -> Option<(&str, &Vif)> {
     let is_it = |name: &str| {
         let letters = name.trim_end_matches(|last: char| last.is_ascii_digit());
@@ -114,15 +114,15 @@ pub(crate) fn missing(wanted: &[WantedPort], state: Option<&PodState>) -> Error 
     )
 }
 
-/// VIF of a class that the plugin neutron does not support.
+/// VIF in a class that the plugin neutron does not support.
 #[derive(Debug, thiserror::Error)]
 #[error("{class} is not supported by the plugin neutron")]
 struct ForeignVif {
-    /// Class of the VIF.
+    /// VIF class.
     class: String,
 }
 
-/// Returns the description of a port in the form of the plugin's configuration.
+/// Returns what the plugin's configuration says about a port.
 fn describe(vif: &Vif, role: Role) -> Result<Value, ForeignVif> {
     let (kind, bridge, vlan) = match &vif.kind {
         Kind::OpenVSwitch { bridge } => ("ovs", Some(bridge), None),

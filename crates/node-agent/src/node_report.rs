@@ -1,9 +1,11 @@
-//! Report about this node: the object WeftNode of the node's name, for `weft status`.
+//! Report about this node: the WeftNode object with the node's name, for `weft status`.
 //!
-//! - Nothing decides on it. A cluster without its definition, or an agent without the right to write it, works.
-//! - The first report is written two seconds after the start, also without sandboxes. A report that could not be written
-//!   is tried again, at first after two seconds.
-//! - A change is written within half a minute; an unchanged report every five minutes, so that its time shows a dead agent.
+//! - Nothing decides on it. A cluster without its definition, or an agent without the right to write it,
+//!   works.
+//! - The first report is written two seconds after the start, also without sandboxes. A report that could not
+//!   be written is tried again, at first after two seconds.
+//! - A change is written within half a minute; an unchanged report every five minutes, so that its time shows
+//!   a dead agent.
 //! - The object belongs to the Node object, so that Kubernetes deletes it with the node.
 
 use std::fs;
@@ -38,38 +40,38 @@ const INTERVAL: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(2);
 /// Interval at which an unchanged report is written.
 const RENEW: Duration = Duration::from_secs(300);
-/// Delay of the first report, so that the journal is read.
+/// Delay before the first report, so that the journal is read.
 const FIRST: Duration = Duration::from_secs(2);
 /// Age up to which failed calls are counted, in seconds.
 const HISTORY_MAX: u64 = 3600;
-/// Maximum length of the message of a failure, in characters.
+/// Maximum length for a failure message, in characters.
 const MESSAGE_MAX: usize = 300;
 /// Maximum number of pools in a report.
 const POOLS_MAX: usize = 100;
 /// Variable that the kubelet sets in every pod.
 const POD_VARIABLE: &str = "KUBERNETES_SERVICE_HOST";
-/// Fields of a report that may be absent.
+/// Report fields that may be absent.
 const OPTIONAL: [&str; 2] = ["defaultNetwork", "lastFailure"];
-/// Field manager of the object.
+/// Field manager for the object.
 const MANAGER: &str = "weft-agent";
-/// Name of the plugin that the container runtime calls.
+/// Name under which the container runtime calls the plugin.
 const PLUGIN: &str = "weft";
 
-/// Directories of this node from which facts are read.
+/// Directories on this node from which facts are read.
 #[derive(Clone, Debug)]
 pub(crate) struct Directories {
-    /// `cniDir` of the meta-plugin.
+    /// The meta-plugin's `cniDir`.
     pub(crate) journal: PathBuf,
-    /// Address stores.
+    /// Where the address stores are.
     pub(crate) address_stores: PathBuf,
-    /// Plugins of the container runtime.
+    /// Where the container runtime finds plugins.
     pub(crate) plugins: PathBuf,
 }
 
-/// Result of the last comparison of the plugin file, with the file's identity.
+/// What the last comparison with the plugin file found, and which file it was.
 #[derive(Debug, Default)]
 struct Compared {
-    /// Inode, size, and time of the last change in seconds and nanoseconds.
+    /// Inode, size, and when it last changed, in seconds and nanoseconds.
     file: (u64, u64, i64, i64),
     state: PluginState,
 }
@@ -122,8 +124,8 @@ pub(crate) async fn follow(
 
 /// Creates or replaces the report.
 ///
-/// Optional fields that are absent now are removed by a merge patch with null. The API server of Kubernetes 1.20 would read
-/// a field that an apply patch no longer has as null, and refuse the whole report.
+/// Optional fields that are absent now are removed by a merge patch with null. The API server in Kubernetes
+/// 1.20 would read a field that an apply patch no longer has as null, and refuse the whole report.
 async fn write(client: &Client, node: &str, mut status: WeftNodeStatus) -> Result<(), kube::Error> {
     status.reported_at = utc(now());
     let mut report = WeftNode::new(node, WeftNodeSpec {});
@@ -159,7 +161,7 @@ async fn owner(client: &Client, node: &str) -> Option<OwnerReference> {
     })
 }
 
-/// Collects the facts. The time of the report is not set.
+/// Collects the facts. The report's time is not set.
 fn collect(directories: &Directories, sandboxes: &Sandboxes, compared: &mut Compared) -> WeftNodeStatus {
     let Directories { journal, address_stores, plugins } = directories;
     let [(_, attached), (_, partly), (_, unreadable)] = sandboxes.counts();
@@ -179,7 +181,7 @@ fn collect(directories: &Directories, sandboxes: &Sandboxes, compared: &mut Comp
     }
 }
 
-/// Returns the default network of the newest sandbox.
+/// Returns the default network in the newest sandbox.
 fn default_network(sandboxes: &Sandboxes) -> String {
     sandboxes.with(|known| {
         let newest = known.values().max_by_key(|sandbox| sandbox.modified);
@@ -189,7 +191,7 @@ fn default_network(sandboxes: &Sandboxes) -> String {
     })
 }
 
-/// Returns the number of calls that failed within the last hour, and the newest of them.
+/// Returns how many calls failed within the last hour, and the newest one.
 fn failures(journal: &Path) -> (u64, Option<FailedCall>) {
     let since = now().saturating_sub(HISTORY_MAX).saturating_mul(1_000_000);
     let mut records = History::below(journal).failures().unwrap_or_default();
@@ -206,7 +208,7 @@ fn failures(journal: &Path) -> (u64, Option<FailedCall>) {
     (records.len() as u64, last)
 }
 
-/// Returns the pools of this node's address stores. A store that cannot be read is left out.
+/// Returns the pools for this node's address stores. A store that cannot be read is left out.
 fn pools(address_stores: &Path) -> Vec<NodePool> {
     let stores = address_store::all(address_stores).unwrap_or_default();
     let pool = |(name, path): (String, PathBuf)| {
@@ -229,7 +231,7 @@ fn pools(address_stores: &Path) -> Vec<NodePool> {
 // === impl Compared ===
 
 impl Compared {
-    /// Compares the plugin of the runtime with weft-cni of this image, unless its file is unchanged.
+    /// Compares the runtime's plugin with this image's weft-cni, unless the file is unchanged.
     fn plugin(&mut self, plugins: &Path) -> PluginState {
         let file = plugins.join(PLUGIN);
         let Ok(metadata) = fs::metadata(&file) else {

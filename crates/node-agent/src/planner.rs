@@ -52,12 +52,12 @@ const KURYR_PORT_POLL: Duration = Duration::from_millis(300);
 /// Time by which the cache may lag behind the kubelet for a new pod.
 const LAG_MAX: Duration = Duration::from_millis(500);
 
-/// Planner of a node: caches of its pods and of all definitions, and the plans made from them.
+/// Planner for a node: caches for its pods and for all definitions, and the plans made from them.
 pub(crate) struct Planner {
     client: Client,
-    /// The pods of this node.
+    /// Pods on this node.
     pub(crate) pods: Arc<Cache<Pod>>,
-    /// Every definition of the cluster.
+    /// Every definition in the cluster.
     pub(crate) definitions: Arc<Cache<Definition>>,
     namespaces: Arc<Cache<Labels>>,
     namespaces_followed: Once,
@@ -110,16 +110,16 @@ impl Planner {
         [self.pods.waited(), self.definitions.waited(), policies].into_iter().flatten().collect()
     }
 
-    /// Returns the plan of a sandbox.
+    /// Returns a plan for a sandbox.
     ///
     /// # Errors
-    /// 3 the pod is unknown · 7 the plan is refused · 11 an input of the plan is not available yet.
+    /// 3 the pod is unknown · 7 the plan is refused · 11 something that the plan needs is not available yet.
     pub(crate) async fn plan(&self, request: &PlanRequest, held: &[Held]) -> Result<Plan, Error> {
         Ok(self.plan_by(plan::plan, request, held).await?.0)
     }
 
-    /// Returns the plan of a running pod with every network that can be attached ([`plan::possible`]), and whether all
-    /// definitions could be read: otherwise a refused network may exist.
+    /// Returns a plan for a running pod with every network that can be attached ([`plan::possible`]), and
+    /// whether all definitions could be read: otherwise a refused network may exist.
     ///
     /// # Errors
     /// As [`Planner::plan`].
@@ -185,8 +185,8 @@ impl Planner {
         Ok((plan, unavailable.is_empty()))
     }
 
-    /// Adds the network policies to a plan. Agent and configuration of the node must agree that they are enforced: otherwise
-    /// pods would start without them whenever one of the two is missing.
+    /// Adds the network policies to a plan. The agent and the node's configuration must agree that they are
+    /// enforced: otherwise pods would start without them whenever one is missing.
     async fn add_policies(
         &self,
         plan: &mut Plan,
@@ -261,7 +261,8 @@ impl Planner {
         }
     }
 
-    /// Returns the error of a refusal. If an input could not be read, the refusal may be due to that: it is "try again later".
+    /// Returns the error for a refusal. If something could not be read, the refusal may be due to that: it is
+    /// "try again later".
     fn explained(&self, refusal: Refusal, unavailable: &[String]) -> Error {
         let mut error = Error::from(refusal);
         if !unavailable.is_empty() {
@@ -377,7 +378,7 @@ impl Planner {
         (found, unavailable)
     }
 
-    /// Returns the access that the policies of the definitions grant to the pod.
+    /// Returns the access that the definitions' policies grant to the pod.
     async fn access(&self, pod: &Pod, definitions: &BTreeMap<NetworkReference, Definition>) -> Access {
         let policies = policy::policies(definitions);
         let labels = if policy::need_namespace_labels(&policies) {
@@ -388,7 +389,7 @@ impl Planner {
         policy::access(pod, policies, labels.as_deref())
     }
 
-    /// Returns the labels of a namespace. The first call starts to follow the namespaces.
+    /// Returns a namespace's labels. The first call starts to follow the namespaces.
     async fn labels_of(&self, namespace: &str) -> Option<Arc<Labels>> {
         self.namespaces_followed.call_once(|| {
             let (all, namespaces) = (Api::<NamespaceObject>::all, Arc::clone(&self.namespaces));
@@ -403,7 +404,7 @@ fn disagree(why: &str, cure: &str) -> Error {
     Error::new(code::TRY_AGAIN_LATER, format!("agent: {why}")).details(cure)
 }
 
-/// Returns the key of a pod in the cache.
+/// Returns a pod's key in the cache.
 pub(crate) fn pod_key(pod: &PodIdentity) -> Key {
     (pod.namespace.clone(), pod.name.clone())
 }

@@ -1,8 +1,9 @@
-//! Client of the kubelet's PodResources API: the devices that were allocated to a pod.
+//! Client for the kubelet's PodResources API: the devices that were allocated to a pod.
 //!
 //! Only the part of a response that is about the pod is decoded, up to [`POD_MAX`] bytes.
 //!
-//! Source: kubelet PodResources API v1 (`k8s.io/kubelet/pkg/apis/podresources/v1`). Unused fields are omitted.
+//! Source: kubelet PodResources API v1 (`k8s.io/kubelet/pkg/apis/podresources/v1`). Unused fields are
+//! omitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -25,12 +26,13 @@ const LIST: &str = "/v1.PodResourcesLister/List";
 #[derive(Clone, PartialEq, Message)]
 struct ListRequest {}
 
-/// Field `pod_resources` of a ListPodResourcesResponse.
+/// Field `pod_resources` in a ListPodResourcesResponse.
 const PODS: u32 = 1;
-/// Maximum bytes about one pod. A device takes some hundred; an empty message takes forty times its size in memory.
+/// Maximum bytes about one pod. A device takes some hundred; an empty message takes forty times its size in
+/// memory.
 const POD_MAX: usize = 256 << 10;
 
-/// Owner of a PodResources message.
+/// Pod that a PodResources message is about.
 #[derive(Clone, PartialEq, Message)]
 struct Owner {
     #[prost(string, tag = "1")]
@@ -39,7 +41,7 @@ struct Owner {
     namespace: String,
 }
 
-/// Remaining fields of a PodResources message.
+/// The other fields in a PodResources message.
 #[derive(Clone, PartialEq, Message)]
 struct PodResources {
     #[prost(message, repeated, tag = "3")]
@@ -85,13 +87,13 @@ struct ClaimResource {
 /// Devices that were allocated to a pod.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct PodDevices {
-    /// Devices of device plugins.
+    /// Devices that device plugins provide.
     pub(crate) devices: Devices,
-    /// Devices of Dynamic Resource Allocation, each with the name of its ResourceClaim.
+    /// Devices from Dynamic Resource Allocation, each with its ResourceClaim's name.
     pub(crate) allocated: Vec<(String, AllocatedDevice)>,
 }
 
-/// Returns the devices of a pod, in the order of its containers. Claims that no container uses are not included.
+/// Returns a pod's devices, in container order. Claims that no container uses are not included.
 ///
 /// # Errors
 /// Code 11: the kubelet does not answer now.
@@ -107,7 +109,7 @@ pub(crate) async fn pod_devices(socket: &Path, namespace: &str, name: &str) -> R
     Ok(to_devices(decode_pod(&answer, namespace, name).map_err(|why| failed(&why))?))
 }
 
-/// Reason why a response of the kubelet cannot be used.
+/// Why the kubelet's response cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum AnswerError {
     /// The response is not a protobuf message.
@@ -119,9 +121,9 @@ enum AnswerError {
     /// The response is too large for one pod.
     #[error("its response contains more than {POD_MAX} bytes about pod {namespace}/{name}")]
     TooLarge {
-        /// Namespace of the pod.
+        /// Namespace that the pod is in.
         namespace: String,
-        /// Name of the pod.
+        /// Pod name.
         name: String,
     },
 }
@@ -166,8 +168,8 @@ fn to_devices(pod: PodResources) -> PodDevices {
     given
 }
 
-/// Returns the devices of a claim. The kubelet lists the devices of a driver in order, but the drivers in another order
-/// at each call. The order must be stable for a repeated ADD.
+/// Returns a claim's devices. The kubelet lists one driver's devices in order, but the drivers in another
+/// order at each call. The order must be stable for a repeated ADD.
 fn of_claim(claim: DynamicResource, container: &str) -> impl Iterator<Item = (String, AllocatedDevice)> {
     let DynamicResource { claim_name, mut claim_resources } = claim;
     claim_resources.sort_by(|one, other| one.driver_name.cmp(&other.driver_name));

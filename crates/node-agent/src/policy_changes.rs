@@ -1,4 +1,5 @@
-//! Changes of policies, address sets, pods and journal entries, which lead to [`crate::policy_updates::PolicyUpdates`].
+//! Changes to policies, address sets, pods and journal entries, which lead to
+//! [`crate::policy_updates::PolicyUpdates`].
 
 use std::sync::Arc;
 

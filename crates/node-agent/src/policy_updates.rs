@@ -1,15 +1,19 @@
-//! Network policies of running pods: compares the policies of each attachment with those in the journal, and queues tasks
-//! that replace them.
+//! Network policies for running pods: compares each attachment's policies with those in the journal, and
+//! queues tasks that replace them.
 //!
-//! - Only sandboxes that a change concerns are compared: those of a changed policy's or set's namespace, of a changed pod, and
-//!   those whose entry changed. Changes within [`GATHER`] cause one comparison.
-//! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor, or a locked
-//!   sandbox delays an update; the old rules stay in force. The pauses grow, except after the report of a locked sandbox.
-//! - A task names the policies that were compared, so one that is executed late does not replace newer policies.
-//! - While the controller has not written the set for a policy's generation, or the agent has not read the sets of the
-//!   namespace, the rules stay as they are, for at most [`HOLD_MAX`]. Then the policy allows no peer that a selector would
-//!   select.
-//! - Rules are compared with those of the kernel at an interval, and restored if another program changed them.
+//! - Only sandboxes that a change concerns are compared: those in the namespace where a policy or set
+//!   changed, those whose pod changed, and those whose entry changed. Changes within [`GATHER`] cause one
+//!   comparison.
+//! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor,
+//!   or a locked sandbox delays an update; the old rules stay in force. The pauses grow, except after a
+//!   sandbox was reported as locked.
+//! - A task names the policies that were compared, so one that is executed late does not replace newer
+//!   policies.
+//! - While the controller has not written the set for a policy's generation, or the agent has not read the
+//!   sets in the namespace, the rules stay as they are, for at most [`HOLD_MAX`]. Then the policy allows no
+//!   peer that a selector would select.
+//! - Rules are compared with those in the kernel at an interval, and restored if another program changed
+//!   them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,39 +36,40 @@ use node_support::sandboxes::{Sandbox, Sandboxes};
 
 /// Time for which changes are collected before sandboxes are compared.
 pub(crate) const GATHER: Duration = Duration::from_millis(10);
-/// Longest time for which an update waits for the set of a policy's generation.
+/// Longest time that an update waits for the set for a policy's generation.
 const HOLD_MAX: Duration = Duration::from_secs(3);
 /// Interval at which waiting updates are looked at again.
 pub(crate) const TICK: Duration = Duration::from_millis(500);
 /// First and longest pause before an update is sent again.
 const REPEAT_MIN: Duration = Duration::from_secs(1);
 const REPEAT_MAX: Duration = Duration::from_secs(60);
-/// Largest number of sandboxes in one response, and size of updates in bytes after which no further one is added.
+/// Maximum number of sandboxes in one response, and the update size in bytes after which no further one is
+/// added.
 const UPDATES_MAX: usize = 64;
 const RESPONSE_MAX: usize = 4 << 20;
-/// Largest number of comparisons with the kernel's rules in one response.
+/// Maximum number of comparisons with the kernel's rules in one response.
 const VERIFY_MAX: usize = 32;
 
-/// Updates of running pods, by container id.
+/// Updates for running pods, by container id.
 #[derive(Debug)]
 pub(crate) struct PolicyUpdates {
-    /// Interval between two verifications of a sandbox; zero for none.
+    /// Interval between two verifications for a sandbox; zero for none.
     interval: Duration,
     state: Mutex<Updates>,
-    /// Number of times that updates were queued.
+    /// How often updates were queued.
     queued: Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Updates {
-    /// Entry of each sandbox as it was last compared.
+    /// Each sandbox's entry as it was last compared.
     compared: BTreeMap<ContainerId, Arc<Entry>>,
     pending: BTreeMap<ContainerId, PendingUpdate>,
     /// Sandboxes that wait for a set, since this time.
     held: BTreeMap<ContainerId, Instant>,
     /// Sandboxes whose last comparison lacked a set, after they had waited for it.
     without_set: BTreeSet<ContainerId>,
-    /// Time of the next verification of sandboxes with policies.
+    /// When sandboxes with policies are next verified.
     verified: BTreeMap<ContainerId, Instant>,
 }
 
@@ -75,11 +80,11 @@ struct PendingUpdate {
     updates: Vec<PolicyUpdate>,
     /// Time at which the difference was found.
     since: Instant,
-    /// Time at which it was last sent, and the number of times.
+    /// When it was last sent, and how often.
     sent: Option<(Instant, u32)>,
 }
 
-/// Result of a comparison.
+/// What a comparison found.
 enum Comparison {
     /// The policies or the pod are not known.
     Unknown,
@@ -89,12 +94,12 @@ enum Comparison {
     Known(Difference),
 }
 
-/// Difference between the policies of a sandbox and those of its entry.
+/// Difference between a sandbox's policies and those in its entry.
 #[derive(Default)]
 struct Difference {
     /// Attachments to update.
     updates: Vec<PolicyUpdate>,
-    /// Reasons why some of them get no rules, or no peers.
+    /// Why some get no rules, or no peers.
     faults: Vec<String>,
     /// Whether a set is missing, or was not read.
     lacks_set: bool,
@@ -171,8 +176,8 @@ impl PolicyUpdates {
         self.queued.subscribe()
     }
 
-    /// Returns the number of sandboxes whose rules do not have the current policies: their updates are not in the journal yet,
-    /// or they lack an address set.
+    /// Returns how many sandboxes have rules that do not match the current policies: their updates are not in
+    /// the journal yet, or they lack an address set.
     pub(crate) fn count(&self) -> usize {
         let state = self.state();
         let waiting = state.held.keys().chain(&state.without_set);
@@ -286,7 +291,7 @@ impl Updates {
         found.map(|(container, sandbox)| (container.clone(), Arc::clone(&sandbox.entry))).collect()
     }
 
-    /// Queues the updates of a sandbox; returns whether they are new.
+    /// Queues a sandbox's updates; returns whether they are new.
     fn queue(
         &mut self,
         container: &ContainerId,
@@ -338,7 +343,7 @@ impl Updates {
     }
 }
 
-/// Compares the policies of a sandbox with those of its entry. Waits for sets if `may_wait`.
+/// Compares a sandbox's policies with those in its entry. Waits for sets if `may_wait`.
 fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wait: bool) -> Comparison {
     let known = || Comparison::Known(Difference::default());
     if !(entry.complete || entry.changing) || entry.plan.pod.uid.is_empty() {
@@ -381,7 +386,7 @@ fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wai
     Comparison::Known(Difference { updates, faults, lacks_set: found.is_waiting })
 }
 
-/// Reports the result of an update.
+/// Reports how an update ended.
 pub(crate) fn updated(
     (planner, metrics): (&Planner, &Metrics),
     updates: &PolicyUpdates,

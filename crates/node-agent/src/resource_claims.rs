@@ -13,14 +13,15 @@ use serde::Deserialize;
 use kube_support::resource;
 use kube_support::resources::Reduced;
 
-/// Device that a driver of Dynamic Resource Allocation allocated. Driver, pool and device name it in the cluster.
+/// Device that a Dynamic Resource Allocation driver allocated. Driver, pool and device name it in the
+/// cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AllocatedDevice {
-    /// Name of the driver.
+    /// Driver name.
     pub(crate) driver: String,
-    /// Pool of the driver, often the name of a node.
+    /// Pool within the driver, often a node's name.
     pub(crate) pool: String,
-    /// Name of the device in the pool.
+    /// Device name in the pool.
     pub(crate) device: String,
     /// Container that uses the device; empty if the pod itself does.
     pub(crate) container: String,
@@ -82,7 +83,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Returns the devices for the pod with this uid, in the order of the claim's requests.
+    /// Returns the devices for the pod with this uid, in the order in which the claim requests them.
     pub(crate) fn devices_of(self, uid: &str) -> Vec<AllocatedDevice> {
         if self.consumers.iter().any(|consumer| consumer == uid) { self.devices } else { Vec::new() }
     }

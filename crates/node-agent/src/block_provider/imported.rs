@@ -27,7 +27,7 @@ use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
 use node_support::metrics::Metrics;
 
-/// Kinds of controllers whose pods never have the name of an earlier pod.
+/// Controller kinds whose pods never have an earlier pod's name.
 const UNIQUE_NAMES: [&str; 4] = ["ReplicaSet", "DaemonSet", "Job", "ReplicationController"];
 
 /// Pools with imported addresses.
@@ -46,7 +46,7 @@ impl Default for ImportedPools {
 }
 
 impl BlockProvider {
-    /// Returns a receiver of changes of the pools with imported addresses.
+    /// Returns a receiver that is notified when pools get or lose imported addresses.
     pub(crate) fn imported_changes(&self) -> Receiver<u64> {
         self.imported_pools().changes()
     }
@@ -57,7 +57,7 @@ impl BlockProvider {
         pools.is_synced().then(|| pools.all().iter().any(|known| known.name == pool))
     }
 
-    /// Answers a request for the imported addresses of a pod.
+    /// Answers a request for a pod's imported addresses.
     pub(super) async fn find_imported(
         &self,
         request: &AllocateRequest,
@@ -105,7 +105,7 @@ impl BlockProvider {
         Ok(of_interface(listed.items.iter().filter_map(BlockObject::object), request))
     }
 
-    /// Returns the cache of the pools with imported addresses. The first call starts the watch.
+    /// Returns the cache for pools with imported addresses. The first call starts the watch.
     fn imported_pools(&self) -> &Cache<NamedPool> {
         self.imported.followed.call_once(|| {
             let (all, pools) = (Api::<PoolObject>::all, Arc::clone(&self.imported.pools));
@@ -120,8 +120,9 @@ fn with_imported(imported: ImportedAddresses) -> AllocateResponse {
     AllocateResponse { imported: Some(imported), ..AllocateResponse::default() }
 }
 
-/// Returns the addresses that were imported for the interface of a request: first those whose claim names it, then those that
-/// it leases, then others of the pod whose interface is unknown. Another interface of the pod may lease one of these.
+/// Returns the addresses that were imported for the requested interface: first those whose claim names it,
+/// then those that it leases, then the pod's others whose interface is unknown. Another interface on the pod
+/// may lease one.
 fn of_interface(objects: impl Iterator<Item = IpBlock>, request: &AllocateRequest) -> Vec<ClaimedAddress> {
     let (pod, interface) = (&request.pod, interface_of(&request.owner));
     let claimed = objects.filter(IpBlock::is_single_address).filter_map(|object| {
@@ -142,12 +143,12 @@ fn of_interface(objects: impl Iterator<Item = IpBlock>, request: &AllocateReques
     claimed.into_iter().map(|(_, claimed)| claimed).collect()
 }
 
-/// Interface of an owner: pod uid, container and interface.
+/// Interface in an owner, which is pod uid, container and interface.
 fn interface_of(owner: &str) -> &str {
     owner.rsplit('/').next().unwrap_or_default()
 }
 
-/// Whether no other pod had or gets the name of this one.
+/// Whether no other pod had or gets this one's name.
 fn has_unique_name(pod: &Pod) -> bool {
     pod.controller.as_ref().is_some_and(|owner| UNIQUE_NAMES.contains(&owner.kind.as_str()))
 }

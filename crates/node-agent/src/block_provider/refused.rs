@@ -23,15 +23,15 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 /// Time after which the registry is read again before a refusal: another node may be giving up an address.
 pub(super) const AGAIN: Duration = Duration::from_millis(600);
-/// Time for which a refused request is remembered, longer than the pause between two attempts of a kubelet.
+/// How long a refused request is remembered, longer than the pause between a kubelet's attempts.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Largest number of remembered requests of a store.
+/// Maximum number of requests that are remembered for a store.
 const REQUESTS_MAX: usize = 16;
 
-/// Refusal of a request by every other node.
+/// Every other node refused a request.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
-    /// Reason of the refusal.
+    /// Why it was refused.
     pub(super) error: AllocationError,
     filter: AddressFilter,
     quarantine: u64,
@@ -40,7 +40,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// Returns the refusal of a request, whose pause is twice as long as that of the one before.
+    /// Returns a refusal whose pause is twice as long as the one before.
     pub(super) fn after(
         before: Option<Refusal>,
         request: &AllocateRequest,
@@ -64,20 +64,20 @@ impl Refusal {
     }
 }
 
-/// Requests of other nodes that this node refused, by store.
+/// Requests from other nodes that this node refused, by store.
 #[derive(Default)]
 pub(crate) struct RefusedNodes {
     requests: Mutex<BTreeMap<String, Vec<RefusedRequest>>>,
-    /// Number of times an address became free in a store with such requests.
+    /// How often an address became free in a store with such requests.
     freed: Sender<u64>,
 }
 
-/// Request of another node that was refused.
+/// Request from another node that was refused.
 #[derive(Clone, Debug)]
 pub(crate) struct RefusedRequest {
     /// Object that contained the request, without it.
     pub(crate) asked: OwnedBlock,
-    /// The request.
+    /// What was requested.
     pub(crate) request: TransferRequest,
     at: Instant,
     is_due: bool,
@@ -89,7 +89,7 @@ impl RefusedNodes {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers a refused request, in place of an earlier one of the same node.
+    /// Remembers a refused request, in place of an earlier one from the same node.
     pub(crate) fn remember(&self, asked: &OwnedBlock, request: &TransferRequest) {
         let mut asked = asked.clone();
         asked.object.holder.transfer_requests.retain(|other| other != request);
@@ -101,7 +101,7 @@ impl RefusedNodes {
         }
     }
 
-    /// Notes that an address of a store is free again.
+    /// Notes that an address in a store is free again.
     pub(crate) fn note_free(&self, store: &str) {
         let mut all = self.requests();
         let Some(known) = all.get_mut(store) else { return };
@@ -120,7 +120,7 @@ impl RefusedNodes {
         self.requests().entry(store).or_default().push(request);
     }
 
-    /// Returns a receiver of the notes.
+    /// Returns a receiver for the notes.
     pub(crate) fn changes(&self) -> Receiver<u64> {
         self.freed.subscribe()
     }

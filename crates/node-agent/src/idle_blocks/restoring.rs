@@ -40,7 +40,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(960);
 pub(super) struct Looks(BTreeMap<String, Look>);
 
 struct Look {
-    /// Version of the object at the last look.
+    /// Object version at the last look.
     version: String,
     pause: Duration,
     due: Instant,
@@ -80,7 +80,7 @@ impl Looks {
 // === impl IdleBlocks ===
 
 impl IdleBlocks {
-    /// Restores the reserved addresses of a store's blocks that no single address uses.
+    /// Restores the reserved addresses in a store's blocks that no single address uses.
     pub(super) async fn restore_addresses_of(
         &mut self,
         store: &str,
@@ -153,7 +153,7 @@ impl IdleBlocks {
     }
 }
 
-/// Returns the mark of a new attempt: another agent of this node may make one, too.
+/// Returns a mark for a new attempt: another agent on this node may make one, too.
 fn new_mark() -> RestoreMark {
     RandomState::new().build_hasher().finish() | 1
 }
