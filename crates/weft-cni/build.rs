@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-/// Number of hexadecimal digits of a build id, as long as a linker's own.
+/// Hexadecimal digits in a build id, as long as a linker's own.
 const DIGITS: usize = 40;
 
 fn main() -> io::Result<()> {

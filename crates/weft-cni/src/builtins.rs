@@ -1,4 +1,4 @@
-//! Table of the built-in plugins. The meta-plugin is not in it: no network may name it.
+//! Table with the built-in plugins. The meta-plugin is not in it: no network may name it.
 
 use std::path::Path;
 
@@ -26,15 +26,16 @@ use plugins::ipam::static_address::Static;
 
 use crate::weft_ipam::WeftIpam;
 
-/// Beginning of the name of a hidden link that names a plugin.
+/// How the name of a hidden link begins that names a plugin.
 pub const LINK_PREFIX: &str = ".weft-cni.";
 
-/// File name of the program; the names of the plugins are links to it.
+/// Program file name; the plugins' names are links to it.
 pub const PROGRAM: &str = "weft-cni";
 
-/// The built-in plugins, which a network may name.
+/// Built-in plugins, which a network may name.
 ///
-/// All that the meta-plugin must know about a plugin comes from its [`Plugin`] methods; there is no other table.
+/// All that the meta-plugin must know about a plugin comes from its [`Plugin`] methods; there is no other
+/// table.
 pub const TABLE: &[&dyn Plugin] = &[
     &Bandwidth,
     &Bridge,
@@ -59,13 +60,13 @@ pub const TABLE: &[&dyn Plugin] = &[
     &WeftIpam("whereabouts"),
 ];
 
-/// Returns the built-in plugin of this name or alias.
+/// Returns the built-in plugin with this name or alias.
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
     let name = canonical(name);
     TABLE.iter().find(|plugin| plugin.name() == name).copied()
 }
 
-/// Returns the built-in plugin of a link `NAME -> .weft-cni.PLUGIN`.
+/// Returns the built-in plugin that a link `NAME -> .weft-cni.PLUGIN` names.
 pub fn find_by_link(program: &Path) -> Option<&'static dyn Plugin> {
     let target = std::fs::read_link(program).ok()?;
     find(target.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?)

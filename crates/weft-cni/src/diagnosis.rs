@@ -1,7 +1,9 @@
 //! Commands that look at running sandboxes for `weft`: they change nothing.
 //!
-//! - A namespace that belongs to a pod is hostile: what is read of it is bounded, and each command ends within a deadline.
-//! - A request names a namespace by path and identity ([`rpc::diagnosis`]), so a reused path is not taken for the sandbox.
+//! - A namespace that belongs to a pod is hostile: what is read there is bounded, and each command ends
+//!   within a deadline.
+//! - A request names a namespace by path and identity ([`rpc::diagnosis`]), so a reused path is not taken for
+//!   the sandbox.
 
 pub mod capture;
 pub mod counters;
@@ -18,7 +20,7 @@ use cni::{Error, code};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Maximum length of a request, in bytes.
+/// Maximum length for a request, in bytes.
 const REQUEST_MAX: u64 = 4 << 20;
 
 /// Reads the request on stdin.
@@ -36,8 +38,8 @@ fn answer(message: &impl Serialize) -> Result<ExitCode, Error> {
     written.map_err(|cause| Error::io("write stdout", cause)).map(|()| ExitCode::SUCCESS)
 }
 
-/// Runs `work` on a thread and waits until a deadline. Then the process ends, whatever the thread waits for: a call of the
-/// kernel cannot be interrupted otherwise.
+/// Runs `work` on a thread and waits until a deadline. Then the process ends, whatever the thread waits for:
+/// a kernel call cannot be interrupted otherwise.
 fn within(
     deadline: Duration,
     work: impl FnOnce() -> Result<ExitCode, Error> + Send + 'static,

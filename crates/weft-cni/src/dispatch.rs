@@ -1,4 +1,4 @@
-//! Names that the program can be called by: those of the meta-plugin and of the built-in plugins.
+//! Names that the program can be called by: the meta-plugin's and the built-in plugins'.
 
 use std::path::Path;
 
@@ -17,17 +17,18 @@ pub fn plugins() -> impl Iterator<Item = &'static dyn Plugin> {
     META_PLUGINS.iter().chain(builtins::TABLE).copied()
 }
 
-/// Returns the names of all plugins.
+/// Returns all plugin names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     plugins().map(|plugin| plugin.name())
 }
 
-/// Returns the plugin of this name or alias.
+/// Returns the plugin with this name or alias.
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
     META_PLUGINS.iter().copied().find(|plugin| plugin.name() == name).or_else(|| builtins::find(name))
 }
 
-/// Returns the plugin of a link `NAME -> .weft-cni.PLUGIN`, which `weft-cni install --names NAME=PLUGIN` creates.
+/// Returns the plugin that a link `NAME -> .weft-cni.PLUGIN` names, which `weft-cni install --names
+/// NAME=PLUGIN` creates.
 pub fn find_by_link(program: &Path) -> Option<&'static dyn Plugin> {
     let target = std::fs::read_link(program).ok()?;
     find(target.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?)

@@ -1,8 +1,8 @@
 //! `weft-cni install DIR`: copies this binary into a plugin directory under the requested names.
 //!
-//! - The file is written under a temporary name and renamed. Processes of the old binary continue, no process sees an
-//!   incomplete file, and the write does not fail with `ETXTBSY`.
-//! - An identical file is not written again. A plugin of another project is replaced only on request.
+//! - The file is written under a temporary name and renamed. Processes that run the old binary continue, no
+//!   process sees an incomplete file, and the write does not fail with `ETXTBSY`.
+//! - An identical file is not written again. A plugin from another project is replaced only on request.
 //! - The names are relative links to the one file, so the directory works under another path.
 
 use std::fs::{self, File, OpenOptions};
@@ -16,28 +16,28 @@ use cni::name::PluginType;
 use crate::builtins::PROGRAM;
 use crate::dispatch;
 
-/// Target directory, names and conflict policy of an installation.
+/// Where to install, under which names, and what to do about conflicts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installation {
     /// Plugin directory; created if it does not exist.
     pub directory: PathBuf,
     /// Names to install.
     pub names: Vec<Name>,
-    /// Handling of plugins of other projects with these names.
+    /// What to do if another project's plugin has one of these names.
     pub foreign: Foreign,
 }
 
-/// Name of a link, and the link's target.
+/// Link name, and the link's target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     /// File name.
     pub name: String,
-    /// `weft-cni`; for a name that is no plugin, the hidden link of the plugin.
+    /// `weft-cni`; for a name that is no plugin, the plugin's hidden link.
     pub target: String,
 }
 
 impl Name {
-    /// Returns the link of a plugin's own name.
+    /// Returns the link under a plugin's own name.
     pub fn of_plugin(name: &str) -> Name {
         Name { name: name.to_owned(), target: PROGRAM.to_owned() }
     }
@@ -65,7 +65,7 @@ impl Name {
     }
 }
 
-/// Handling of a plugin of another project that has one of the names.
+/// What to do if another project's plugin has one of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// Fail before anything is changed.
@@ -80,7 +80,7 @@ pub enum Foreign {
 pub type Report = Vec<String>;
 
 impl Installation {
-    /// Parses the names: a list, separated by commas, of `PLUGIN` and `NAME=PLUGIN`, or `all`.
+    /// Parses the names: a list, separated by commas, that contains `PLUGIN` and `NAME=PLUGIN`, or `all`.
     pub fn names(text: &str) -> Result<Vec<Name>, Error> {
         if text == "all" {
             return Ok(dispatch::names().map(Name::of_plugin).collect());
@@ -153,7 +153,7 @@ fn is_foreign(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Links a name of the directory to a target in it; returns whether that was a change.
+/// Links a name in the directory to a target in it; returns whether that was a change.
 fn link(directory: &Path, name: &str, target: &str) -> Result<bool, Error> {
     let path = directory.join(name);
     if fs::read_link(&path).is_ok_and(|found| found == Path::new(target)) {

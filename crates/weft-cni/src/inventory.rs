@@ -1,9 +1,11 @@
-//! Content of a network namespace for `weft-cni sandbox show`, and the objects with an owner tag for `sandbox owner-tags`.
+//! What a network namespace contains, for `weft-cni sandbox show`, and the objects with an owner tag, for
+//! `sandbox owner-tags`.
 //!
-//! - Two contents of a namespace can be compared: each is a list of sorted lines without state that changes by itself
-//!   (counters, indexes, carrier, addresses of link scope). `weft demo` and tests show in this way that a teardown left
-//!   nothing.
-//! - An object with an owner tag belongs to one container. `weft doctor` reports those whose container does not exist.
+//! - Inventories can be compared: each is a list of sorted lines without state that changes by itself
+//!   (counters, indexes, carrier, link-scope addresses). `weft demo` and tests show in this way that a
+//!   teardown left nothing.
+//! - An object with an owner tag belongs to one container. `weft doctor` reports those whose container does
+//!   not exist.
 
 use std::collections::BTreeMap;
 
@@ -22,10 +24,10 @@ use serde::Serialize;
 
 use crate::meta_plugin::enforcement as policy;
 
-/// Prefix of the names of the plugins' packet-filter tables.
+/// Prefix that the plugins' packet-filter tables have.
 const TABLES: &str = "weft_";
 
-/// Links, addresses, routes, rules and packet-filter entries of a namespace, each a sorted list.
+/// Links, addresses, routes, rules and packet-filter entries in a namespace, each a sorted list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Inventory {
     /// `eth0 veth 02:…`
@@ -36,11 +38,11 @@ pub struct Inventory {
     pub routes: Vec<String>,
     /// `from 10.1.0.5/32 lookup 100`
     pub rules: Vec<String>,
-    /// Owner tags of packet-filter entries.
+    /// Owner tags on packet-filter entries.
     pub filters: Vec<String>,
 }
 
-/// Resource with an owner tag of weft.
+/// Resource with one of weft's owner tags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tagged {
     /// The resource: `link veth0`, `element of inet weft_masquerade sources4`.
@@ -50,7 +52,8 @@ pub struct Tagged {
     pub tag: String,
 }
 
-/// Returns all resources of a namespace with the owner tag of a container: links, packet-filter entries, iptables rules.
+/// Returns all resources in a namespace with a container's owner tag: links, packet-filter entries, iptables
+/// rules.
 pub fn owner_tags(netns: &Netns) -> Result<Vec<Tagged>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
     let returned = host_device::returned_devices(&links)?;
@@ -67,7 +70,7 @@ pub fn owner_tags(netns: &Netns) -> Result<Vec<Tagged>, Error> {
     Ok(tagged)
 }
 
-/// Returns the entries of weft's packet-filter tables in the calling thread's namespace.
+/// Returns the entries in weft's packet-filter tables in the calling thread's namespace.
 pub(crate) fn filter_tags() -> Result<Vec<Tagged>, Error> {
     let mut nft = Nft::open().or_refused()?;
     let mut tagged = Vec::new();
@@ -91,8 +94,8 @@ pub(crate) fn filter_tags() -> Result<Vec<Tagged>, Error> {
     Ok(tagged)
 }
 
-/// Returns the iptables rules of `firewall`, `portmap` and `ipMasq` in the calling thread's namespace. Returns none where
-/// iptables cannot be executed.
+/// Returns the iptables rules that `firewall`, `portmap` and `ipMasq` made in the calling thread's namespace.
+/// Returns none where iptables cannot be executed.
 fn rule_tags() -> Result<Vec<Tagged>, Error> {
     let mut tagged = Vec::new();
     for (table, chain) in [(firewall::TABLE, firewall::PRIVATE), (portmap::TABLE, "POSTROUTING")] {
@@ -108,7 +111,8 @@ fn rule_tags() -> Result<Vec<Tagged>, Error> {
     Ok(tagged)
 }
 
-/// Returns the owner tag of a container's rule. Rules of the reference plugins count as well; they do not name the interface.
+/// Returns the owner tag on a container's rule. Rules that the reference plugins made count as well; they do
+/// not name the interface.
 fn tag_of(rule: &str) -> Option<String> {
     if let Some(tag) = comment_of(rule) {
         return Some(tag.to_owned());
@@ -120,7 +124,7 @@ fn tag_of(rule: &str) -> Option<String> {
     Some(OwnerTag { plugin: plugin.to_owned(), network, container, ifname }.text(usize::MAX))
 }
 
-/// Returns the inventory of a namespace.
+/// Returns a namespace's inventory.
 pub fn take(netns: &Netns) -> Result<Inventory, Error> {
     let mut net = netns.rtnl().or_refused()?;
     let links = net.links().or_refused()?;

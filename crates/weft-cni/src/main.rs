@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// The allocator of musl maps and unmaps memory for every few kilobytes; this one requests 64 KiB at a time.
+/// musl's allocator maps and unmaps memory for every few kilobytes; this one requests 64 KiB at a time.
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 

@@ -1,8 +1,9 @@
-//! Files of programs: which of them are `weft-cni`, and which program a plugin name leads to.
+//! Program files: which are `weft-cni`, and which program a plugin name leads to.
 //!
-//! - A file is `weft-cni` if it is the file of this process, or if its build id begins with the name of the program
-//!   (`build.rs`). A copy, a link, another name and another version are recognized; the directory does not matter.
-//! - Only the ELF header, the program headers and the notes of a file are read, and only if it is not this file.
+//! - A file is `weft-cni` if it is this process's file, or if its build id begins with the program's name
+//!   (`build.rs`). A copy, a link, another name and another version are recognized; the directory does not
+//!   matter.
+//! - Only a file's ELF header, program headers and notes are read, and only if it is not this file.
 //!
 //! Source: ELF-64 object file format; `elf(5)`.
 
@@ -15,29 +16,29 @@ use rpc::journal::ProgramFile;
 
 use crate::builtins;
 
-/// Beginning of the build id.
+/// How the build id begins.
 const BUILD_ID: &[u8] = b"weft-cni";
-/// Size of the header, and of an entry of the table of program headers.
+/// Size that the header has, and an entry in the program header table.
 const HEADER: usize = 64;
 const ENTRY: usize = 56;
-/// Largest number of program headers, and largest notes in bytes, that are read.
+/// Maximum number of program headers, and of note bytes, that are read.
 const ENTRIES_MAX: usize = 32;
 const NOTES_MAX: usize = 4096;
-/// Type of a program header of notes, and of the note with the build id.
+/// Type that a program header for notes has, and the note with the build id.
 const PT_NOTE: u32 = 4;
 const BUILD_ID_NOTE: u32 = 3;
 
 /// Program that a plugin name leads to in the plugin directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// `weft-cni`, under the name of the plugin or under one of its own names in the same directory.
+    /// `weft-cni`, under the plugin's name or under one of its own names in the same directory.
     Weft,
-    /// An external program.
+    /// A program that is not weft's.
     External(ProgramFile),
 }
 
-/// Returns the program of a plugin name: the first directory of `path` decides that has a file of the name or,
-/// with [`ByName::OrBeside`], `weft-cni` under any of its usual names.
+/// Returns the program for a plugin name: the first directory in `path` decides that has a file with the name
+/// or, with [`ByName::OrBeside`], `weft-cni` under any of its usual names.
 #[must_use]
 pub fn search(plugin: &PluginType, path: &str, by_name: ByName) -> Option<Found> {
     let own = identity(Path::new("/proc/self/exe"));
@@ -64,28 +65,28 @@ pub fn search(plugin: &PluginType, path: &str, by_name: ByName) -> Option<Found>
     None
 }
 
-/// Whether a plugin is served by `weft-cni` only under its own name.
+/// Whether `weft-cni` serves a plugin only under the plugin's own name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByName {
-    /// `weft-cni` must have the name of the plugin.
+    /// `weft-cni` must have the plugin's name.
     Required,
     /// It may also lie beside, under one of its own names.
     OrBeside,
 }
 
-/// Whether the file at a path is `weft-cni`, of any version.
+/// Whether the file at a path is `weft-cni`, in any version.
 #[must_use]
 pub fn is_weft(path: &Path) -> bool {
     let Some(file) = identity(path) else { return false };
     Some(file) == identity(Path::new("/proc/self/exe")) || has_build_id(path).unwrap_or(false)
 }
 
-/// Returns device and inode of a regular file.
+/// Returns a regular file's device and inode.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Whether a file has the build id of `weft-cni`; `None` if it has none.
+/// Whether a file has weft-cni's build id; `None` if it has none.
 fn has_build_id(path: &Path) -> Option<bool> {
     let file = File::open(path).ok()?;
     let mut header = [0; HEADER];

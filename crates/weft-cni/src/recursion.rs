@@ -1,7 +1,8 @@
 //! Calls that would never end: a plugin that calls itself, or the meta-plugin as a delegate.
 //!
 //! - [`refuse_network`] refuses such a network before anything is written or called.
-//! - [`refuse_call`] bounds the calls of a process, and of processes that call each other: a wrapper can hide a plugin.
+//! - [`refuse_call`] bounds the calls that a process makes, and processes that call each other: a wrapper can
+//!   hide a plugin.
 //! - Every ADD refuses such a call, so there is nothing that its DEL or GC could remove.
 
 use std::fs;
@@ -19,10 +20,11 @@ use plugin_config::{CHAINED, IPAM_PLUGINS};
 
 use crate::builtins;
 
-/// Environment variable of every delegate and its children: the number of weft processes that call each other above it.
-/// In these processes the meta-plugin refuses to run.
+/// Environment variable for every delegate and its children: how many weft processes above it call each
+/// other. In these processes the meta-plugin refuses to run.
 pub(crate) const DELEGATE: &str = "WEFT_DELEGATE";
-/// Largest number of weft processes that call each other: meta-plugin, interface plugin and IPAM plugin are three.
+/// Maximum number of weft processes that call each other: meta-plugin, interface plugin and IPAM plugin are
+/// three.
 const DEPTH_MAX: usize = 8;
 
 /// Refuses a call that would never end, or that no plugin answers. `as_ipam`: whether another plugin makes the call.
@@ -42,7 +44,8 @@ pub(crate) fn refuse_call(plugin: &PluginType, as_ipam: bool) -> Result<(), Erro
     }
 }
 
-/// Whether a plugin of this name is built in and manages no addresses: as an IPAM plugin it would call itself.
+/// Whether a plugin with this name is built in and manages no addresses: as an IPAM plugin it would call
+/// itself.
 fn is_without_addresses(plugin: &PluginType) -> bool {
     builtins::find(plugin.as_str()).is_some_and(|builtin| !IPAM_PLUGINS.contains(&builtin.name()))
 }
@@ -53,7 +56,8 @@ fn refused_ipam(plugin: &PluginType) -> Error {
         .details(format!("name one of {all}, or a program that allocates addresses"))
 }
 
-/// Fails if no plugin could attach a network with this plugin and its IPAM plugin: before anything is written or called.
+/// Fails if no plugin could attach a network with this plugin and its IPAM plugin: before anything is written
+/// or called.
 ///
 /// # Errors
 /// Code 7, with the key.
@@ -94,17 +98,17 @@ fn refuse_own_program(plugin: &PluginType, path: &str) -> Result<(), Error> {
     }
 }
 
-/// Returns the number of weft processes that call each other above this one.
+/// Returns how many weft processes above this one call each other.
 pub(crate) fn process_depth() -> usize {
     let depth = std::env::var_os(DELEGATE);
     depth.map_or(0, |depth| depth.to_str().and_then(|depth| depth.parse().ok()).unwrap_or(1))
 }
 
-/// Refuses to run the meta-plugin in a process that a delegate has started. A delegate passes on the configuration of a
-/// definition, not the node's.
+/// Refuses to run the meta-plugin in a process that a delegate has started. A delegate passes on the
+/// configuration in a definition, not the node's.
 ///
 /// # Errors
-/// This process is a delegate or a child of one.
+/// This process is a delegate or its child.
 pub(crate) fn refuse_delegate() -> Result<(), Error> {
     match std::env::var_os(DELEGATE) {
         None => Ok(()),
@@ -116,12 +120,12 @@ fn refused_delegate() -> Error {
     Error::config("a plugin of a network calls the meta-plugin, which would attach the pod's networks again")
 }
 
-/// Returns device and inode of this program's file.
+/// Returns the device and inode that this program's file has.
 pub(crate) fn own_identity() -> Option<(u64, u64)> {
     identity(Path::new("/proc/self/exe"))
 }
 
-/// Returns device and inode of a file.
+/// Returns a file's device and inode.
 pub(crate) fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino()))
 }

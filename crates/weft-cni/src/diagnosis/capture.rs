@@ -1,6 +1,7 @@
-//! `weft-cni sandbox capture`: writes the frames of an interface of a sandbox to stdout, in the format pcap.
+//! `weft-cni sandbox capture`: writes the frames on a sandbox interface to stdout, in the format pcap.
 //!
-//! - The request is the first line of stdin. The capture ends when stdin is closed, and at the limits of the request.
+//! - The request is the first line on stdin. The capture ends when stdin is closed, and at the requested
+//!   limits.
 //! - Frames are filtered here and not in the kernel: a filter is at most three comparisons.
 //!
 //! Source: draft-ietf-opsawg-pcap (pcap file format, version 2.4).
@@ -20,18 +21,18 @@ use rustix::io::Errno;
 
 use crate::meta_plugin::namespace;
 
-/// Maximum length of the request, in bytes.
+/// Maximum length for the request, in bytes.
 const LINE_MAX: usize = 16 << 10;
-/// Largest number of bytes of a frame: the kernel joins packets up to this size.
+/// Most bytes that a frame can have: the kernel joins packets up to this size.
 const FRAME_MAX: usize = 65_550;
-/// Number of frames after which the end of stdin is looked for.
+/// How many frames are captured between two looks for the end of stdin.
 const LOOK: u64 = 256;
-/// Magic number of pcap with times in microseconds, and its version.
+/// pcap magic number for times in microseconds, and the format version.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const VERSION: (u16, u16) = (2, 4);
-/// `LINKTYPE_ETHERNET`
+/// Link type `LINKTYPE_ETHERNET`.
 const ETHERNET: u32 = 1;
-/// Length of the header of a file and of a frame, in bytes.
+/// Header length for a file and for a frame, in bytes.
 const FILE_HEADER: u64 = 24;
 const FRAME_HEADER: u64 = 16;
 
@@ -62,7 +63,7 @@ fn failed(cause: std::io::Error) -> Error {
     Error::io("write captured frames", cause)
 }
 
-/// Reads the first line of stdin, and nothing beyond it.
+/// Reads the first line from stdin, and nothing beyond it.
 fn read_request() -> Result<CaptureRequest, Error> {
     let mut line = Vec::new();
     for byte in std::io::stdin().lock().bytes() {

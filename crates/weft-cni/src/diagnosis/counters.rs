@@ -1,4 +1,4 @@
-//! `weft-cni sandbox counters`: reads the traffic counters of interfaces in sandboxes.
+//! `weft-cni sandbox counters`: reads the traffic counters on interfaces in sandboxes.
 //!
 //! Each interface is requested by its name, so the cost does not depend on the links that a pod creates.
 
@@ -12,10 +12,10 @@ use rpc::diagnosis::{CountersRequest, INTERFACES_MAX, InterfaceCounters, Traffic
 
 use crate::meta_plugin::namespace;
 
-/// Deadline of the command.
+/// Deadline for the command.
 const DEADLINE: Duration = Duration::from_secs(8);
 
-/// Prints the counters of each requested interface, in the order of the request; `null` for one that is gone.
+/// Prints the counters for each requested interface, in request order; `null` for one that is gone.
 pub fn run() -> Result<ExitCode, Error> {
     super::within(DEADLINE, print)
 }
@@ -31,7 +31,7 @@ fn print() -> Result<ExitCode, Error> {
     super::answer(&answers.collect::<Vec<_>>())
 }
 
-/// Returns the counters of the first interfaces of a sandbox. A sandbox that cannot be read has none.
+/// Returns the counters for a sandbox's first interfaces. A sandbox that cannot be read has none.
 fn read(request: &CountersRequest, count: usize) -> Vec<Option<InterfaceCounters>> {
     let CountersRequest { sandbox, interfaces } = request;
     let opened =

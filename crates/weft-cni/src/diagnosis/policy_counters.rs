@@ -1,9 +1,10 @@
-//! `weft-cni sandbox policy-counters`: reads the counters of the rules of network policies.
+//! `weft-cni sandbox policy-counters`: reads the counters on network policy rules.
 //!
-//! The rules are where the journal says: on the host, or in the namespace of a pod. Rules in a pod may have been changed by
-//! it, so their counters are what the pod shows.
+//! The rules are where the journal says: on the host, or in a pod's namespace. A pod may have changed the
+//! rules in it, so their counters are what the pod shows.
 //!
-//! - The rules on the host are read first, and the list of a pod is bounded: a pod cannot hide the counters on the host.
+//! - The rules on the host are read first, and a pod's list is bounded: a pod cannot hide the counters on the
+//!   host.
 //! - After [`EXPIRY`] the command answers with the counters that it has.
 
 use std::process::ExitCode;
@@ -18,25 +19,25 @@ use rpc::journal::PolicyRules;
 
 use crate::meta_plugin::{enforcement, namespace};
 
-/// Deadline of the command.
+/// Deadline for the command.
 const DEADLINE: Duration = Duration::from_secs(4);
-/// Time after which the command answers with the counters that it has. It is short, because the metrics of interfaces are
-/// on the same page.
+/// Time after which the command answers with the counters that it has. It is short, because the interface
+/// metrics are on the same page.
 const EXPIRY: Duration = Duration::from_secs(3);
-/// Limit for the lists of one attachment in a pod.
+/// Time limit for the lists that one attachment has in a pod.
 const LIST_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// Rules of an attachment, with the indexes of its request and of the attachment in it.
+/// Rules for an attachment, with the index of its request and the attachment's index in it.
 struct Subject<'a> {
     index: (usize, usize),
     rules: &'a PolicyRules,
 }
 
-/// Counters of an attachment, with its indexes.
+/// Counters for an attachment, with its indexes.
 type Answer = ((usize, usize), Vec<PolicyCounter>);
 
-/// Prints the counters of each requested attachment, in the order of the request; `null` for one whose rules are gone or
-/// cannot be read.
+/// Prints the counters for each requested attachment, in request order; `null` for one whose rules are gone
+/// or cannot be read.
 pub fn run() -> Result<ExitCode, Error> {
     super::within(DEADLINE, print)
 }
@@ -57,7 +58,7 @@ fn print() -> Result<ExitCode, Error> {
     super::answer(&answers)
 }
 
-/// Sends the counters of the first attachments, those with rules on the host first.
+/// Sends the first attachments' counters, those with rules on the host first.
 fn read(requests: &[PolicyCountersRequest], answers: &Sender<Answer>) {
     let subjects = requests.iter().enumerate().flat_map(|(at, request)| {
         let each = request.attachments.iter().enumerate();
@@ -83,7 +84,7 @@ fn read(requests: &[PolicyCountersRequest], answers: &Sender<Answer>) {
     }
 }
 
-/// Sends the counters of an attachment; none if its rules are gone.
+/// Sends an attachment's counters; none if its rules are gone.
 ///
 /// # Errors
 /// The rules cannot be read.

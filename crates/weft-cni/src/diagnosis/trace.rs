@@ -30,9 +30,9 @@ use crate::meta_plugin::namespace;
 use host_path::HostPath;
 use probe::{Answer, Probe};
 
-/// Deadline of the command.
+/// Deadline for the command.
 const DEADLINE: Duration = Duration::from_secs(25);
-/// Place of the steps on the host.
+/// Place that steps on the host have.
 const HOST: &str = "host";
 
 /// Steps that were taken.
@@ -47,7 +47,7 @@ struct Pod<'a> {
     link: Link,
 }
 
-/// Prints the steps of the path.
+/// Prints the steps on the path.
 pub fn run() -> Result<ExitCode, Error> {
     super::within(DEADLINE, || {
         let request: TraceRequest = super::request()?;
@@ -129,7 +129,7 @@ impl<'a> Pod<'a> {
         Ok(())
     }
 
-    /// Examines the route to an address of the other pod.
+    /// Examines the route to an address on the other pod.
     fn route(&mut self, from: IpAddr, to: IpAddr, steps: &mut Steps) -> Result<Option<FoundRoute>, Error> {
         let (pod, name) = (&self.end.pod, &self.link.name);
         let Some(found) = self.net.find_route(to, from).or_refused()? else {
@@ -220,7 +220,7 @@ fn follow(request: &TraceRequest, steps: &mut Steps) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the step of the probe.
+/// Adds the probe's step.
 fn report(probe: &Probe, answer: &Answer, (cause, to): (Option<&str>, &TraceEnd), steps: &mut Steps) {
     let place = &to.pod;
     let other_side =

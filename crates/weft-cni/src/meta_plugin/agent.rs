@@ -1,9 +1,11 @@
-//! Requests of the meta-plugin: a plan from the agent, else from `weft plan --once`; reports to the agent.
+//! Requests that the meta-plugin makes: a plan from the agent, else from `weft plan --once`; reports to the
+//! agent.
 //!
 //! - One deadline holds for a request and its response.
 //! - If no agent listens, `weft plan --once` makes the plan: a short-lived process with the same planner.
-//! - A refusal by the agent is final: no other planner is requested.
-//! - The report of an executed plan is for metrics: it never fails an ADD, nor delays it by more than [`REPORT_MAX`].
+//! - If the agent refuses, that is final: no other planner is requested.
+//! - The report about an executed plan is for metrics: it never fails an ADD, nor delays it by more than
+//!   [`REPORT_MAX`].
 //!
 //! Source: `docs/design/rpc.md`.
 
@@ -23,29 +25,29 @@ use rpc::message::{Refusal, Request, Response};
 use rpc::plan::{PlanReport, PlanRequest, PlanResponse, Purpose};
 use rpc::task::{Task, TaskResult};
 
-/// Deadline of a request: shorter than the kubelet waits for a sandbox.
+/// Deadline for a request: shorter than the kubelet waits for a sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Deadline of a request for a sandbox that is to be detached.
+/// Deadline for a request about a sandbox that is to be detached.
 const DETACH_DEADLINE: Duration = Duration::from_secs(10);
 /// Wait for an answer after which a pod that selects nothing is planned without the agent.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Timeout for the agent to accept the connection.
 const CALL_MAX: Duration = Duration::from_secs(10);
-/// Timeout for the report of an executed plan, and for the check whether an agent listens.
+/// Timeout for the report about an executed plan, and for the check whether an agent listens.
 const REPORT_MAX: Duration = Duration::from_millis(100);
-/// Name of the planner's binary.
+/// Planner binary.
 const PLANNER: &str = "weft";
-/// Path of the planner in a plugin directory, where the name `weft` is a link to this program.
+/// Where the planner is in a plugin directory, in which the name `weft` is a link to this program.
 const PLANNER_IN_PLUGIN_DIRECTORY: &str = "weft.d/weft";
 
-/// Plan of a sandbox, and the connection that it was received on.
+/// Sandbox plan, and the connection that it was received on.
 #[derive(Debug)]
 pub(super) struct PlannedSandbox {
     /// The plan.
     pub(super) plan: Plan,
-    /// Tasks of this node, to execute once the runtime has its answer.
+    /// Tasks for this node, to execute once the runtime has its answer.
     pub(super) tasks: Vec<Task>,
-    /// Id of the trace that the agent exports; empty if it exports none.
+    /// Trace id under which the agent exports; empty if it exports none.
     pub(super) trace: String,
     /// The connection, if an agent made the plan.
     agent: Option<UnixStream>,
@@ -57,13 +59,13 @@ impl PlannedSandbox {
         PlannedSandbox { plan, tasks: Vec::new(), trace: String::new(), agent: None }
     }
 
-    /// Takes the receiver of the report.
+    /// Takes the receiver out, so that the report can be sent.
     pub(super) fn take_report_receiver(&mut self) -> ReportReceiver {
         ReportReceiver(self.agent.take())
     }
 }
 
-/// Agent that receives the report of an executed plan, if there is one.
+/// Agent that receives the report about an executed plan, if there is one.
 #[derive(Debug)]
 pub(super) struct ReportReceiver(Option<UnixStream>);
 
@@ -131,7 +133,7 @@ pub(super) fn is_there(node: &NodeConfiguration) -> bool {
     connect_within(Path::new(&node.agent_socket), REPORT_MAX).is_ok()
 }
 
-/// Reports the result of a task.
+/// Reports a task result.
 ///
 /// # Errors
 /// No agent listens, or it refuses the result.
@@ -146,7 +148,7 @@ pub(super) fn report(node: &NodeConfiguration, result: TaskResult) -> Result<(),
     accepted.context(format_args!("agent {}", socket.display()))
 }
 
-/// Returns the error of an agent that is there and does not accept: the same call may succeed later.
+/// Returns the error if an agent is there and does not accept: the same call may succeed later.
 fn unreachable(socket: &Path, cause: &io::Error) -> Error {
     let code = if cause.kind() == ErrorKind::TimedOut { code::TRY_AGAIN_LATER } else { code::IO_FAILURE };
     Error::new(code, format!("agent {}: {cause}", socket.display()))
@@ -260,8 +262,9 @@ fn run_once(program: &Path, socket: &Path, request: &Request, timeout: Duration)
     }
 }
 
-/// Returns the path of `weft`: beside the real file of this program, else as found in PATH. In a plugin directory that name
-/// is a link to this program, the plugin `weft`; `weft install --thin` puts the program into a subdirectory there.
+/// Returns the path to `weft`: beside this program's real file, else as found in PATH. In a plugin directory
+/// that name is a link to this program, the plugin `weft`; `weft install --thin` puts the program into a
+/// subdirectory there.
 pub(super) fn find_weft() -> PathBuf {
     let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
     let beside = [PLANNER, PLANNER_IN_PLUGIN_DIRECTORY].map(|name| own.with_file_name(name));
@@ -269,7 +272,7 @@ pub(super) fn find_weft() -> PathBuf {
     beside.into_iter().find(is_another).unwrap_or_else(|| PathBuf::from(PLANNER))
 }
 
-/// Returns the error of a node where nothing can plan.
+/// Returns the error for a node where nothing can plan.
 fn absent(socket: &Path, cause: &io::Error) -> Error {
     let cure = "start the node agent (kubectl -n kube-system get pods -l app.kubernetes.io/component=agent -o wide lists the agents), \
         run weft install --thin on this node, or set manifestDir";
@@ -277,7 +280,7 @@ fn absent(socket: &Path, cause: &io::Error) -> Error {
     Error::new(code::TRY_AGAIN_LATER, why).details(cure)
 }
 
-/// Returns the error of a sandbox whose network only the CRI proxy knows.
+/// Returns the error for a sandbox whose network only the CRI proxy knows.
 fn proxy_absent(socket: &Path, cause: &io::Error) -> Error {
     let why = format!("CRI proxy {}: {cause}", socket.display());
     Error::new(code::TRY_AGAIN_LATER, why)

@@ -1,12 +1,14 @@
-//! The interface of an attachment in its sandbox, identified by index and kind.
+//! An attachment's interface in its sandbox, identified by index and kind.
 //!
-//! A process in a running pod can rename its interfaces, change their aliases and create others. The journal has the index
-//! and the kind, which it cannot change. So hot-plug removes the interface that was attached, and no other one.
+//! A process in a running pod can rename its interfaces, change their aliases and create others. The journal
+//! has the index and the kind, which it cannot change. So hot-plug removes the interface that was attached,
+//! and no other one.
 //!
 //! - An address is released only after its interface was removed, or its end on the host.
-//! - An interface that is not found may be in another namespace: its addresses stay allocated until the sandbox's DEL.
-//! - Limit: a process that moves the interface to another namespace can create a link of this index and kind in its place.
-//!   The kernel shows nothing that distinguishes two macvlans of one parent.
+//! - An interface that is not found may be in another namespace: its addresses stay allocated until the
+//!   sandbox's DEL.
+//! - Limit: a process that moves the interface to another namespace can create a link with this index and
+//!   kind in its place. The kernel shows nothing that distinguishes two macvlans on one parent.
 //!
 //! Source: netdevice(7); kernel `net/core/dev.c` (`dev_new_index`: an index is unique in its namespace).
 
@@ -19,7 +21,7 @@ use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use rpc::journal::{AttachedLink, Entry};
 
-/// Way in which the interface of an attachment is removed from a running sandbox.
+/// How an attachment's interface is removed from a running sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Removal {
     /// The plugin removes the end on the host, and the kernel the one in the sandbox.
@@ -30,8 +32,8 @@ pub(super) enum Removal {
     ByPlugin,
 }
 
-/// Returns the interface of an attachment whose ADD has ended; none if there is none of its name. `net` is a socket in the
-/// sandbox, which the first call opens for all attachments.
+/// Returns the interface for an attachment whose ADD has ended; none if none has its name. `net` is a socket
+/// in the sandbox, which the first call opens for all attachments.
 pub(super) fn read(net: &mut Option<Rtnl>, entry: &Entry, delegate: &Delegate) -> Option<AttachedLink> {
     if net.is_none() {
         *net = Netns::open(Path::new(&entry.netns)).and_then(|netns| netns.rtnl()).ok();
@@ -58,12 +60,12 @@ pub(super) fn is_there(entry: &Entry, known: &AttachedLink) -> Result<bool, Erro
     }
 }
 
-/// Prepares the DEL of one attachment of a running sandbox: removes the interface, or gives it its name back for a plugin
-/// that finds it by name.
+/// Prepares DEL for one attachment in a running sandbox: removes the interface, or gives it its name back for
+/// a plugin that finds it by name.
 ///
 /// # Errors
-/// The interface is not there, or another one has its name. DEL must not be called: it would release the addresses, or
-/// remove the other interface.
+/// The interface is not there, or another one has its name. DEL must not be called: it would release the
+/// addresses, or remove the other interface.
 pub(super) fn release(
     entry: &Entry,
     delegate: &Delegate,

@@ -1,7 +1,7 @@
-//! Device information files of an attachment.
+//! Device information files for an attachment.
 //!
-//! A file is bounded, written by rename and readable by root alone. A missing file is no error. An invalid file costs the
-//! status one field and nothing else.
+//! A file is bounded, written by rename and readable by root alone. A missing file is no error. An invalid
+//! file costs the status one field and nothing else.
 //!
 //! Source: Device Information Specification v1.1.0 (DI-1 to DI-5).
 
@@ -15,7 +15,7 @@ use npwg::device::{DeviceInfo, FILE_MAX};
 use npwg::plan::DeviceInfoFile;
 use plugin_support::log;
 
-/// Copies the file of the device plugin to the path where CNI plugins expect it (DI-1).
+/// Copies the device plugin's file to the path where CNI plugins expect it (DI-1).
 pub(super) fn publish(file: &DeviceInfoFile) -> Result<(), Error> {
     let DeviceInfoFile { copy_from, path } = file;
     let path = Path::new(path);
@@ -32,7 +32,7 @@ pub(super) fn publish(file: &DeviceInfoFile) -> Result<(), Error> {
     }
 }
 
-/// Returns the content of the file after ADD (DI-4). Invalid content is logged and left out.
+/// Returns what the file contains after ADD (DI-4). Invalid content is logged and left out.
 pub(super) fn collect(file: &DeviceInfoFile) -> Option<DeviceInfo> {
     let bytes = read(Path::new(&file.path)).ok().flatten()?;
     match DeviceInfo::read(&bytes) {

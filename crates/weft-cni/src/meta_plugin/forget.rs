@@ -1,7 +1,7 @@
 //! `weft-cni forget-attachment`: gives up attachments whose DEL fails, so that the sandbox can be deleted.
 //!
-//! Addresses and interfaces of the network may remain: the operator decides that. The error that was
-//! given up is in the history.
+//! The network's addresses and interfaces may remain: the operator decides that. The error that was given up
+//! is in the history.
 
 use std::path::Path;
 
@@ -15,10 +15,11 @@ use super::history::CallRecorder;
 use super::journal::Journal;
 use super::lock::Lock;
 
-/// Name of the command.
+/// Command name.
 pub const COMMAND: &str = "forget-attachment";
 
-/// Marks the attachments of a sandbox to `network` as detached whose last DEL failed. `directory` is that of the journal.
+/// Marks a sandbox's attachments to `network` whose last DEL failed as detached. `directory` is the
+/// journal's.
 ///
 /// # Errors
 /// The sandbox has no such attachment.

@@ -1,8 +1,10 @@
-//! Writer of the history: appends a record of each call and task to a bounded file of the node.
+//! History writer: appends a record for each call and task to a bounded file on the node.
 //!
-//! - A record is appended with one write, so records of concurrent calls are never mixed. Nothing is synchronized to disk.
+//! - A record is appended with one write, so records from concurrent calls are never mixed. Nothing is
+//!   synchronized to disk.
 //! - A file that is full is renamed, and replaces the older one. A lock lets one writer rename it.
-//! - The history never fails a call: a full disk, a directory that cannot be written or a file of another kind loses records.
+//! - The history never fails a call: a full disk, a directory that cannot be written or a file that is not a
+//!   regular one loses records.
 //!
 //! Source: [`rpc::history`]; open(2), `O_APPEND`.
 
@@ -21,30 +23,30 @@ use super::journal::Journal;
 use super::microseconds;
 use crate::plugin_invoker::Run;
 
-/// Environment variable with the trace of the runtime (W3C Trace Context).
+/// Environment variable with the runtime's trace (W3C Trace Context).
 const TRACE_PARENT: &str = "TRACEPARENT";
-/// Number of hexadecimal digits of a trace id.
+/// Hexadecimal digits in a trace id.
 const TRACE_ID: usize = 32;
-/// Maximum length of a `traceparent`: version 00 has 55 bytes, later versions may append fields.
+/// Maximum length for a `traceparent`: version 00 has 55 bytes, later versions may append fields.
 const TRACE_PARENT_MAX: usize = 128;
 /// Verbs and tasks whose successes are recorded, too.
 const WITH_SUCCESSES: [&str; 4] = ["ADD", "DEL", TAKE_DOWN, CHANGE];
 /// Task that takes a sandbox down.
 pub(super) const TAKE_DOWN: &str = "take-down";
-/// Task that changes the networks of a running pod.
+/// Task that changes a running pod's networks.
 pub(super) const CHANGE: &str = "change";
-/// Verbs of the tasks about network policies, whose successes are not recorded: they are frequent.
+/// Verbs for tasks about network policies, whose successes are not recorded: they are frequent.
 pub(super) const UPDATE_POLICY: &str = "update-policy";
 pub(super) const VERIFY_POLICY: &str = "verify-policy";
 
-/// Recorder of one call or task.
+/// Recorder for one call or task.
 #[derive(Debug)]
 pub(super) struct CallRecorder {
     started: Instant,
     record: Record,
     /// Directory `cniDir`, once it is known.
     directory: Option<PathBuf>,
-    /// Start of the present stage.
+    /// When the present stage started.
     stage: Option<(Phase, Instant)>,
     runs: Vec<Run>,
 }
@@ -83,7 +85,7 @@ impl CallRecorder {
         }
     }
 
-    /// Sets the id of the trace that the agent exports. It is that of the runtime's trace, if there is one.
+    /// Sets the trace id under which the agent exports. It is the runtime's, if there is one.
     pub(super) fn trace(&mut self, id: &str) {
         if is_trace_id(id) {
             self.record.trace = id.to_ascii_lowercase();
@@ -101,7 +103,7 @@ impl CallRecorder {
         self.stage = Some((Phase::Named(name), Instant::now()));
     }
 
-    /// Begins the stage that attaches the networks of a plan.
+    /// Begins the stage that attaches a plan's networks.
     pub(super) fn attach(&mut self, delegates: &[Delegate]) {
         self.end_stage();
         self.stage = Some((Phase::Plugins { before: "journal", after: "verify" }, Instant::now()));
@@ -125,7 +127,8 @@ impl CallRecorder {
         self.record.networks = networks.collect();
     }
 
-    /// Sets the calls of plugins. They also tell the plugin of each network: parsing its configuration would take longer.
+    /// Sets the plugin calls. They also tell each network's plugin: parsing its configuration would take
+    /// longer.
     pub(super) fn runs(&mut self, runs: Vec<Run>) {
         for network in &mut self.record.networks {
             let first = runs.iter().find(|run| run.depth == 0 && run.ifname == network.interface);
@@ -154,7 +157,7 @@ impl CallRecorder {
         let _ = append(&file, &self.record.line());
     }
 
-    /// Returns the name of the stage in which the call failed.
+    /// Returns the stage in which the call failed.
     fn failed_stage(&self) -> String {
         let failed = self.runs.iter().find(|run| run.failed && run.depth == 0);
         match (failed, self.stage) {
@@ -203,7 +206,7 @@ pub(super) fn trace_parent() -> Option<String> {
     (value.len() <= TRACE_PARENT_MAX && trace_id(&value).is_some()).then_some(value)
 }
 
-/// Returns the trace id of a `traceparent`, `00-TRACE-SPAN-FLAGS`.
+/// Returns the trace id in a `traceparent`, `00-TRACE-SPAN-FLAGS`.
 fn trace_id(value: &str) -> Option<String> {
     let id = value.split('-').nth(1)?;
     is_trace_id(id).then(|| id.to_ascii_lowercase())
@@ -257,7 +260,7 @@ fn rotate(path: &Path, full: File) -> std::io::Result<File> {
     open(path)
 }
 
-/// Returns the path of the older file: `failures.1.jsonl`.
+/// Returns the older file's path: `failures.1.jsonl`.
 fn older(path: &Path) -> PathBuf {
     path.with_extension("1.jsonl")
 }

@@ -1,7 +1,8 @@
-//! `weft-cni import-entry`: writes the journal entry of a sandbox that another meta-plugin attached.
+//! `weft-cni import-entry`: writes the journal entry for a sandbox that another meta-plugin attached.
 //!
-//! The entry comes on stdin. An existing entry is never replaced, whatever it holds (`docs/design/journal.md`). The other
-//! meta-plugin executed programs, so the entry gets those programs, and later calls go to them.
+//! The entry comes on stdin. An existing entry is never replaced, whatever it holds
+//! (`docs/design/journal.md`). The other meta-plugin executed programs, so the entry gets those programs, and
+//! later calls go to them.
 
 use std::io::Read;
 use std::path::Path;
@@ -19,7 +20,7 @@ use super::readiness;
 use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 
-/// Name of the command.
+/// Command name.
 pub const COMMAND: &str = "import-entry";
 
 /// Reads an entry from stdin and writes it to the journal below `directory`.
@@ -48,8 +49,8 @@ pub fn import(directory: &Path) -> Result<(), Error> {
     begun
 }
 
-/// Records the programs that the other meta-plugin executed. A program that is not installed any more is not recorded, and
-/// neither are those of a network whose addresses weft takes over (`weft import whereabouts`).
+/// Records the programs that the other meta-plugin executed. A program that is not installed any more is not
+/// recorded, and neither are those in a network whose addresses weft takes over (`weft import whereabouts`).
 fn assign_programs(entry: &mut Entry) {
     let programs = PluginInvoker::new(Builtin::Never, Duration::ZERO);
     for (delegate, attachment) in entry.plan.delegates.iter().zip(&mut entry.attachments) {

@@ -1,7 +1,8 @@
-//! Log of the meta-plugin: where its lines go, and a line for the outcome of each call.
+//! Log that the meta-plugin writes: where its lines go, and a line for how each call ended.
 //!
-//! - `error`: failures and warnings. `verbose`: also each ADD and DEL. `debug`: also each plugin call and the reasons of a plan.
-//! - The error of a call is written only to the log file, because the runtime logs it.
+//! - `error`: failures and warnings. `verbose`: also each ADD and DEL. `debug`: also each plugin call and the
+//!   reasons in a plan.
+//! - A call's error is written only to the log file, because the runtime logs it.
 //! - A log file that cannot be used is named on stderr, and fails no call.
 //!
 //! Source: Multus `pkg/logging`.
@@ -16,10 +17,10 @@ use plugin_support::log;
 use plugin_support::log::{Destination, Level};
 use plugin_support::log_file::{LogFile, Rotation};
 
-/// Size of a log file that `maxSize` counts in.
+/// Unit in which `maxSize` counts.
 const MEGABYTE: u64 = 1 << 20;
 
-/// Sets where the lines of this process go.
+/// Sets where this process's lines go.
 pub(super) fn direct(logging: &Logging) {
     let level = match logging.level {
         LogLevel::Panic => None,
@@ -46,7 +47,7 @@ pub(super) fn direct(logging: &Logging) {
     }
 }
 
-/// Logs the outcome of a call for a sandbox.
+/// Logs how a call for a sandbox ended.
 pub(super) fn outcome<T>(verb: &str, who: &Attachment, outcome: &Result<T, Error>) {
     let Attachment { container, ifname } = who;
     match outcome {
@@ -57,7 +58,7 @@ pub(super) fn outcome<T>(verb: &str, who: &Attachment, outcome: &Result<T, Error
     }
 }
 
-/// Logs the networks of a plan, and at `debug` the reason of each decision.
+/// Logs a plan's networks, and at `debug` the reason for each decision.
 pub(super) fn plan(plan: &Plan) {
     let pod = &plan.pod;
     for delegate in &plan.delegates {

@@ -1,13 +1,17 @@
-//! Identity of the network namespace of a journal entry, because the entry's path may lead to another namespace later.
+//! Identity for the network namespace in a journal entry, because the entry's path may lead to another
+//! namespace later.
 //!
-//! The kernel reuses process ids, so `/proc/PID/ns/net` may lead to the namespace of another process, and after a boot it
-//! always does. A mounted file may have been removed and created again. Such a namespace must not be torn down.
-//! The kernel reuses inode numbers, too. The cookie of a namespace is unique in a boot; kernels before 5.14 have none.
+//! The kernel reuses process ids, so `/proc/PID/ns/net` may lead to another process's namespace, and after a
+//! boot it always does. A mounted file may have been removed and created again. Such a namespace must not be
+//! torn down. The kernel reuses inode numbers, too. A namespace's cookie is unique in a boot; kernels before
+//! 5.14 have none.
 //!
 //! - A namespace is identified by boot id, device, inode and, where the kernel has one, its cookie.
-//! - An entry without an identity (for example an imported one) is trusted: its path leads to the sandbox's namespace.
-//! - The namespace of this process is never the sandbox's, unless `CNI_NETNS_OVERRIDE` allows it.
-//! - Limit: without cookies, a namespace that is created directly after the end of the sandbox may have the same identity.
+//! - An entry without an identity (for example an imported one) is trusted: its path leads to the sandbox's
+//!   namespace.
+//! - This process's namespace is never the sandbox's, unless `CNI_NETNS_OVERRIDE` allows it.
+//! - Limit: without cookies, a namespace that is created directly after the sandbox ended may have the same
+//!   identity.
 //!
 //! Source: namespaces(7), "The /proc/pid/ns/ directory"; random(4) `boot_id`.
 
@@ -21,8 +25,8 @@ use plugin_support::log;
 use rpc::diagnosis::SandboxNamespace;
 use rpc::journal::{Entry, is_same_namespace};
 
-/// Returns the identity of the namespace at a path. Empty if there is no namespace, or the boot has no id. A path that
-/// cannot be followed is no error here: the code that needs the namespace reports it.
+/// Returns the identity that the namespace at a path has. Empty if there is no namespace, or the boot has no
+/// id. A path that cannot be followed is no error here: the code that needs the namespace reports it.
 ///
 /// # Errors
 /// The identity cannot be read.
@@ -33,8 +37,8 @@ pub(crate) fn identify(path: &str) -> Result<String, Error> {
     }
 }
 
-/// Clears the path of an entry unless it leads to the sandbox's namespace, so that plugins get an empty `CNI_NETNS`. A
-/// plugin that opens each path it gets could not end its DEL after the namespace is gone.
+/// Clears an entry's path unless it leads to the sandbox's namespace, so that plugins get an empty
+/// `CNI_NETNS`. A plugin that opens each path it gets could not end its DEL after the namespace is gone.
 ///
 /// A path that cannot be followed for another reason is kept: the plugins report it.
 ///
@@ -72,7 +76,7 @@ pub(super) fn is_there(entry: &Entry) -> Result<bool, Error> {
     }
 }
 
-/// Opens the namespace of a sandbox; `None` if it is gone or its path leads to another namespace.
+/// Opens a sandbox's namespace; `None` if it is gone or its path leads to another namespace.
 ///
 /// # Errors
 /// The namespace at the path cannot be inspected.
@@ -110,7 +114,8 @@ pub(super) fn are_same(one: &str, other: &str) -> bool {
     !one.is_empty() && !other.is_empty() && is_same_namespace(one, other)
 }
 
-/// Returns the identity of a namespace: boot id, device and inode, and its cookie; empty if the boot has no id.
+/// Returns what identifies a namespace: boot id, device and inode, and its cookie; empty if the boot has no
+/// id.
 fn in_this_boot(netns: &Netns) -> Result<String, Error> {
     let boot = boot_id::read().map_err(|cause| Error::io(boot_id::PATH, cause))?;
     let identity = netns.identity().or_refused()?;

@@ -1,10 +1,12 @@
-//! Source of a sandbox's plan: a directory of manifests if one is configured, else the agent, else `weft plan --once`.
+//! Where a sandbox's plan comes from: a manifest directory if one is configured, else the agent, else `weft
+//! plan --once`.
 //!
-//! If neither agent nor API server can be reached, this module plans a pod that selects nothing: the pod gets the networks
-//! that the configuration names for every pod. It does not if the plan may depend on the cluster:
+//! If neither agent nor API server can be reached, this module plans a pod that selects nothing: the pod gets
+//! the networks that the configuration names for every pod. It does not if the plan may depend on the
+//! cluster:
 //! - one of these networks is a NetworkAttachmentDefinition;
 //! - one of them needs a port that another component creates;
-//! - the pod has an annotation of weft (`weft.dev/…`).
+//! - the pod has one of weft's annotations (`weft.dev/…`).
 //!
 //! The input is collected here; [`npwg::plan`] decides. [`Collection::pod`] identifies the pod.
 
@@ -34,9 +36,9 @@ use super::agent::{self, PlannedSandbox};
 use super::history;
 use crate::builtins;
 
-/// Prefix of weft's annotations. A pod with one of them is planned only by the agent or the planner process.
+/// Prefix that weft's annotations have. A pod with one is planned only by the agent or the planner process.
 const OWN_PREFIX: &str = "weft.dev/";
-/// Largest number of manifest files read from one directory.
+/// Maximum number of manifest files that are read from one directory.
 const MANIFESTS_MAX: usize = 10_000;
 
 /// Returns the plan for one sandbox.
@@ -49,7 +51,7 @@ pub(super) fn plan(
     plan_for(node, call, sandbox, flavour, &named(call.args()), Purpose::Attach)
 }
 
-/// Returns the plan of a sandbox whose networks are to be detached.
+/// Returns a plan for a sandbox whose networks are to be detached.
 pub(super) fn plan_to_detach(
     node: &NodeConfiguration,
     call: &Call,
@@ -103,7 +105,8 @@ fn plan_for(
     }
 }
 
-/// Returns the plan of a pod that selects nothing, from the runtime's call alone; `None` if the plan depends on the cluster.
+/// Returns a plan for a pod that selects nothing, from the runtime's call alone; `None` if the plan depends
+/// on the cluster.
 fn plan_without_cluster(
     node: &NodeConfiguration,
     disk: &Disk,
@@ -158,7 +161,8 @@ fn read_disk(node: &NodeConfiguration) -> Result<Disk, Error> {
     Ok(disk)
 }
 
-/// Plans from a directory of YAML and JSON manifests. A file that cannot be read is skipped, and named in a refusal.
+/// Plans from a directory with YAML and JSON manifests. A file that cannot be read is skipped, and named in a
+/// refusal.
 fn from_manifests(
     node: &NodeConfiguration,
     disk: &Disk,
@@ -179,7 +183,7 @@ fn from_manifests(
     manifests.plan(node, disk, named, sandbox)
 }
 
-/// Returns the manifest files of a directory, sorted by path.
+/// Returns the manifest files in a directory, sorted by path.
 fn manifest_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = |cause| Error::io(format_args!("read {}", directory.display()), cause);
     let mut files = Vec::new();

@@ -1,14 +1,18 @@
-//! DEL of sandboxes that existed before weft was installed: the runtime attached them to the default network itself.
+//! DEL for sandboxes that existed before weft was installed: the runtime attached them to the default network
+//! itself.
 //!
-//! The runtime's own cache contains the ADD: network, configuration, arguments, result. This module takes the attachment
-//! down from it as the runtime would. Without it, addresses and ports of the default network would remain.
+//! The runtime's own cache contains the ADD: network, configuration, arguments, result. This module takes the
+//! attachment down from it as the runtime would. Without it, addresses and ports on the default network would
+//! remain.
 //!
-//! - It acts only if the journal has no entry, and only on attachments in the cache: a repeated DEL finds nothing.
-//! - It executes the programs of the plugins, because they made the attachment. Only if one of them is not installed, the
+//! - It acts only if the journal has no entry, and only on attachments in the cache: a repeated DEL finds
+//!   nothing.
+//! - It executes the plugins' programs, because they made the attachment. Only if one is not installed, the
 //!   built-in plugins are used.
-//! - It leaves attachments of a meta-plugin alone: weft's are in the journal, and `weft import multus` imports Multus's.
-//! - A failed attachment stays in the cache for the next DEL. One that cannot be parsed, or whose plugins are not
-//!   installed, is logged and does not fail the DEL.
+//! - It leaves attachments that a meta-plugin made alone: weft's are in the journal, and `weft import multus`
+//!   imports Multus's.
+//! - A failed attachment stays in the cache for the next DEL. One that cannot be parsed, or whose plugins are
+//!   not installed, is logged and does not fail the DEL.
 //!
 //! Source: libcni `libcni/api.go` (`cachedInfo`); go-cni `cni.go` (`Remove`).
 

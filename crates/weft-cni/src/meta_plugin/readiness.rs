@@ -1,11 +1,11 @@
-//! Readiness of the default network: the file of `readinessindicatorfile` exists.
+//! Whether the default network is ready: the file that `readinessindicatorfile` names exists.
 //!
 //! - An ADD waits for the file for up to 45 s.
 //! - A DEL waits for up to half a second and continues without the file: it works from the journal.
-//! - STATUS fails with code 50 while the file or a program of the network is missing.
+//! - STATUS fails with code 50 while the file or one of the network's programs is missing.
 //!
-//! Source: the multi-network specification 6.1.2 (NPWG1-6.1.2-2); conflict C19; Multus `readinessindicatorfile`; CNI STATUS
-//! (S33: code 50).
+//! Source: the multi-network specification 6.1.2 (NPWG1-6.1.2-2); conflict C19; Multus
+//! `readinessindicatorfile`; CNI STATUS (S33: code 50).
 
 use std::path::Path;
 use std::thread::sleep;
@@ -24,9 +24,9 @@ use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 use crate::recursion;
 
-/// Timeout of an ADD: the same as that of Multus.
+/// Timeout for an ADD, as in Multus.
 const WAIT_MAX: Duration = Duration::from_secs(45);
-/// Timeout of a DEL: a default network that restarts is usually ready again by then.
+/// Timeout for a DEL: a default network that restarts is usually ready again by then.
 const DETACH_WAIT_MAX: Duration = Duration::from_millis(500);
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -80,8 +80,8 @@ pub(super) fn require_ready(node: &NodeConfiguration) -> Result<(), Error> {
     }
 }
 
-/// Returns the error of a STATUS: a missing file or agent, which would fail an ADD, becomes code 50. An error of the
-/// configuration is unchanged.
+/// Returns the error for a STATUS: a missing file or agent, which would fail an ADD, becomes code 50. An
+/// error in the configuration is unchanged.
 pub(super) fn unavailable(error: Error) -> Error {
     match error.code {
         code::IO_FAILURE | code::TRY_AGAIN_LATER => Error { code: code::NOT_AVAILABLE, ..error },
@@ -89,8 +89,8 @@ pub(super) fn unavailable(error: Error) -> Error {
     }
 }
 
-/// Returns the programs of a network's plugins. Refuses a network if one of them is not installed or is not a program
-/// (STATUS: code 50).
+/// Returns the programs for a network's plugins. Refuses a network if one is not installed or is not a
+/// program (STATUS: code 50).
 pub(super) fn find_programs(
     invoker: &PluginInvoker,
     network: &Network,

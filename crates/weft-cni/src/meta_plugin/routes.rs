@@ -1,11 +1,14 @@
-//! Default routes of a pod with several networks: which attachment keeps, gets or loses them.
+//! Default routes for a pod with several networks: which attachment keeps, gets or loses them.
 //!
-//! The plan contains the request for each attachment. Once every network is attached, this module sets the routes, reads
-//! them back and updates the recorded results, so that a later CHECK compares with the real state.
+//! The plan contains the request for each attachment. Once every network is attached, this module sets the
+//! routes, reads them back and updates the recorded results, so that a later CHECK compares with the real
+//! state.
 //!
-//! IPv4 and IPv6 are independent. Only the main table and interfaces of this sandbox's attachments are changed.
+//! IPv4 and IPv6 are independent. Only the main table and the interfaces on this sandbox's attachments are
+//! changed.
 //!
-//! Source: the multi-network specification v1.1 4.1.2.1.9 (V11-4.1.2.1.9-1…3); conflicts C12–C15; Multus defects M1–M4.
+//! Source: the multi-network specification v1.1 4.1.2.1.9 (V11-4.1.2.1.9-1…3); conflicts C12–C15; Multus
+//! defects M1–M4.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -21,9 +24,9 @@ use plugin_support::failure::OrRefused;
 
 /// Attachment with its delegate and its result, which is updated.
 pub(super) struct Attached<'a> {
-    /// Delegate of the plan.
+    /// Delegate in the plan.
     pub(super) delegate: &'a Delegate,
-    /// Result of the plugins.
+    /// What the plugins returned.
     pub(super) result: &'a mut Success,
     /// Whether the result was changed.
     pub(super) changed: bool,
@@ -110,7 +113,7 @@ fn of(families: Families) -> Vec<Family> {
     }
 }
 
-/// Returns the default routes of a family that lead through one of `links`.
+/// Returns the default routes in a family that lead through one of `links`.
 fn defaults(net: &mut Rtnl, family: Family, links: &[Link]) -> Result<Vec<Route>, Error> {
     let mut routes = net.routes(family).or_refused()?;
     routes.retain(|route| {
@@ -129,7 +132,7 @@ fn delete_default_routes(net: &mut Rtnl, links: &[Link], families: &[Family]) ->
     Ok(())
 }
 
-/// Removes the default routes of these families from the result.
+/// Removes the default routes in these families from the result.
 fn forget_default_routes(one: &mut Attached<'_>, families: &[Family]) {
     let gone = |route: &ResultRoute| {
         let family = if route.dst.addr().is_ipv4() { Family::V4 } else { Family::V6 };

@@ -18,12 +18,12 @@ use cni::invocation::Attachment;
 
 use super::owners::{OWNERS, RECORD};
 
-/// Name of the file.
+/// File name.
 const RELEASED: &str = "released";
-/// Largest length of the file: a line for each address of a store, with a margin.
+/// Maximum file length: a line for each address in a store, with a margin.
 const LENGTH_MAX: u64 = 64 << 20;
 
-/// Records that an attachment of this network has ended. An attachment without an owner record needs no line.
+/// Records that an attachment to this network has ended. An attachment without an owner record needs no line.
 pub(super) fn remember(directory: &Path, network: &str, who: &Attachment) -> io::Result<()> {
     let Attachment { container, ifname } = who;
     if !has_owner_record(directory, &format!("{container}\n{ifname}\n{network}\n")) {
@@ -42,7 +42,7 @@ pub(super) fn remember(directory: &Path, network: &str, who: &Attachment) -> io:
     file.sync_data()
 }
 
-/// Returns network, container and interface of each recorded attachment.
+/// Returns network, container and interface for each recorded attachment.
 pub(super) fn recall(directory: &Path) -> io::Result<Vec<[String; 3]>> {
     let mut text = String::new();
     match File::open(directory.join(RELEASED)) {

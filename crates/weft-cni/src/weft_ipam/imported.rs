@@ -21,10 +21,11 @@ use super::agent;
 use super::store::exists;
 use plugin_config::weft_ipam::{OF_CLAIM, Pool, Set, Settings, Source};
 
-/// Name of the file.
+/// File name.
 const MARK: &str = "imported";
 
-/// Returns the address of a pool that was imported for an attachment, unless it requests another one or has an IPAMClaim.
+/// Returns the pool address that was imported for an attachment, unless it requests another one or has an
+/// IPAMClaim.
 ///
 /// # Errors
 /// The pool may have imported addresses, and the agent does not answer.
@@ -63,7 +64,7 @@ fn is_marked(directory: &Path) -> bool {
     directory.join(MARK).exists()
 }
 
-/// Marks the store in a directory as one of a pool with imported addresses, or removes the mark.
+/// Marks that the store in a directory belongs to a pool with imported addresses, or removes the mark.
 pub(super) fn mark(directory: &Path, has_imported: bool) -> io::Result<()> {
     let path = directory.join(MARK);
     if path.exists() == has_imported {

@@ -1,6 +1,6 @@
-//! File that names the owner of each address: one record of fixed length for each slot of the address store.
+//! File that names each address's owner: one record with fixed length for each slot in the address store.
 
-/// Name of the file.
+/// File name.
 pub(super) const OWNERS: &str = "owners";
-/// Length of a record, in bytes.
+/// Record length, in bytes.
 pub(super) const RECORD: usize = 1024;

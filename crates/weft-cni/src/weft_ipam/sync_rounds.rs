@@ -24,10 +24,10 @@ use std::path::Path;
 
 /// File with the numbers.
 const SYNCED: &str = "synced";
-/// Largest number of waits for other calls: two, and a margin.
+/// Maximum number of waits for other calls: two, and a margin.
 const WAITS: usize = 4;
 
-/// Numbers of rounds. An empty file has none: all are 0.
+/// Round numbers. An empty file has none: all are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Rounds {
     /// Last round that began.
@@ -41,7 +41,7 @@ struct Rounds {
 /// Waits until the writes to the address store in this directory are on the disk.
 ///
 /// # Errors
-/// Those of the disk.
+/// Those from the disk.
 pub(super) fn settle(store: &File, owners: &File, directory: &Path) -> io::Result<()> {
     match share(store, owners, directory) {
         Ok(Shared::Synced(synced)) => synced,
@@ -49,9 +49,9 @@ pub(super) fn settle(store: &File, owners: &File, directory: &Path) -> io::Resul
     }
 }
 
-/// Result of a shared synchronization.
+/// What a shared synchronization achieved.
 enum Shared {
-    /// A round of this or another call covers the writes.
+    /// A round by this or another call covers the writes.
     Synced(io::Result<()>),
     /// No round does.
     Not,
@@ -174,7 +174,7 @@ mod tests {
         assert!(!most.is_covered_by(ended(most.next())));
     }
 
-    /// Directory with the files of an address store, removed with this value.
+    /// Directory with an address store's files, removed with this value.
     struct Scratch(PathBuf);
 
     impl Drop for Scratch {

@@ -1,6 +1,6 @@
-//! `weft-cni release-address`: releases an address of a leased block to another node for the agent, or marks a lease as
-//! unconfirmed, gives up any address, returns idle blocks, or restores reserved addresses. For an operator it releases the address of a container that
-//! is gone.
+//! `weft-cni release-address`: releases an address in a leased block to another node for the agent, or marks
+//! a lease as unconfirmed, gives up any address, returns idle blocks, or restores reserved addresses. For an
+//! operator it releases the address of a container that is gone.
 //!
 //! - An address in use is not released; its owner is printed. A released address is on the disk.
 //! - A repeated call changes nothing. The safety argument is in `docs/design/ipam.md`.
@@ -22,26 +22,26 @@ use super::imported;
 use super::store::{Owner, Store, now, unconfigured_clock};
 use plugin_config::weft_ipam as settings;
 
-/// Name of the command.
+/// Command name.
 pub const COMMAND: &str = "release-address";
-/// Option of the command: give up any address.
+/// Option that gives up any address.
 pub const ANY: &str = "--any";
-/// Option of the command: return idle blocks.
+/// Option that returns idle blocks.
 pub const IDLE_BLOCKS: &str = "--idle";
 
-/// Option of the command: mark or free reserved addresses.
+/// Option that marks or frees reserved addresses.
 pub const RESTORE: &str = "--restore";
-/// Option of the command: release the address of a container that is gone.
+/// Option that releases the address of a container that is gone.
 pub const FREE: &str = "--free";
-/// Option of the command in place of a journal: release the address of any container.
+/// Option in place of a journal: releases the address whatever container has it.
 pub const FORCE: &str = "--force";
 
-/// Result of a release.
+/// How a release ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseOutcome {
     /// The address is reserved for the transfer, or the lease is marked as unconfirmed.
     Released,
-    /// The address of this owner was released.
+    /// This owner's address was released.
     Freed(Owner),
     /// A container holds the address.
     InUse(Owner),
@@ -49,10 +49,10 @@ pub enum ReleaseOutcome {
     UnknownLease,
 }
 
-/// Releases the address `ip` of a lease in the address store of a pool below `directory`.
+/// Releases the leased address `ip` in a pool's address store below `directory`.
 ///
 /// # Errors
-/// Code 4: invalid name of the pool. Codes 5, 7, 11: the store cannot be read, written or locked.
+/// Code 4: the pool's name is invalid. Codes 5, 7, 11: the store cannot be read, written or locked.
 pub fn release(directory: &Path, pool: &str, lease: &str, ip: IpAddr) -> Result<ReleaseOutcome, Error> {
     let Some(mut store) = find(directory, pool)? else { return Ok(ReleaseOutcome::UnknownLease) };
     let reservation = store.addresses.reserve_for_transfer(lease, ip);
@@ -69,8 +69,8 @@ pub fn release(directory: &Path, pool: &str, lease: &str, ip: IpAddr) -> Result<
     })
 }
 
-/// Releases an address that a container holds, in the address store of a pool below `directory`. With directories of
-/// journal entries, the address of a container that may live is not released.
+/// Releases an address that a container holds, in a pool's address store below `directory`. With journal
+/// directories, an address is not released if its container may live.
 ///
 /// # Errors
 /// As for [`release`].
@@ -91,7 +91,8 @@ pub fn free(directory: &Path, pool: &str, ip: IpAddr, entries: &[&Path]) -> Resu
     Ok(ReleaseOutcome::Freed(owner))
 }
 
-/// Whether a container may live: one of the journals contains it, with a namespace that exists, or there is no journal.
+/// Whether a container may live: one of the journals contains it, with a namespace that exists, or there is
+/// no journal.
 fn may_live(entries: &[&Path], container: &str) -> bool {
     let mut journals = entries.iter().filter(|entries| entries.is_dir()).peekable();
     if container.is_empty() || container.contains('/') || journals.peek().is_none() {
@@ -103,8 +104,8 @@ fn may_live(entries: &[&Path], container: &str) -> bool {
     })
 }
 
-/// Marks a lease as unconfirmed in the address store of a pool below `directory`: nothing is allocated from it until the
-/// agent confirms it.
+/// Marks a lease as unconfirmed in a pool's address store below `directory`: nothing is allocated from it
+/// until the agent confirms it.
 ///
 /// # Errors
 /// As for [`release`].
@@ -116,7 +117,7 @@ pub fn mark_unconfirmed(directory: &Path, pool: &str, lease: &str) -> Result<Rel
     Ok(ReleaseOutcome::Released)
 }
 
-/// Gives up a block or some addresses of the store of a pool for another node: whatever is free.
+/// Gives up a block or some addresses in a pool's store for another node: whatever is free.
 ///
 /// # Errors
 /// As for [`release`].
@@ -130,8 +131,8 @@ pub fn give_up(directory: &Path, pool: &str, message: &GiveUpMessage) -> Result<
     Ok(given)
 }
 
-/// Removes returned blocks from the store of a pool and marks idle ones as returning; returns all blocks of the store. Records
-/// whether the pool has imported addresses.
+/// Removes returned blocks from a pool's store and marks idle ones as returning; returns all blocks in the
+/// store. Records whether the pool has imported addresses.
 ///
 /// # Errors
 /// As for [`release`].
@@ -150,7 +151,8 @@ pub fn return_idle(directory: &Path, pool: &str, message: &ReturnMessage) -> Res
     Ok(blocks)
 }
 
-/// Marks reserved addresses of a lease in the store of a pool, or frees those that still have the mark; returns them.
+/// Marks a lease's reserved addresses in a pool's store, or frees those that still have the mark; returns
+/// them.
 ///
 /// # Errors
 /// As for [`release`].

@@ -1,8 +1,9 @@
-//! Ports of bridges on a path: VLANs of the ports of both pods, and ports that lead to other nodes.
+//! Bridge ports on a path: VLANs on both pods' ports, and ports that lead to other nodes.
 //!
-//! - A pod sends untagged frames, which belong to the VLAN of its port with the flag `pvid`. They reach the other pod if they
-//!   leave its port untagged. Replies need the same in the other direction.
-//! - A port with an owner tag of weft leads to a pod of this node. Any other port may lead to another node.
+//! - A pod sends untagged frames, which belong to the VLAN with the flag `pvid` on its port. They reach the
+//!   other pod if they leave its port untagged. Replies need the same in the other direction.
+//! - A port with one of weft's owner tags leads to a pod on this node. Any other port may lead to another
+//!   node.
 //!
 //! Source: bridge(8), `bridge vlan`; IEEE 802.1Q, 6.9 and 8.6.
 
@@ -14,22 +15,22 @@ use plugin_support::owner_tag::OwnerTag;
 use super::probe::Sent;
 use super::{HOST, Steps};
 
-/// Maximum number of ranges of VLANs that a finding names.
+/// Maximum number of VLAN ranges that a finding names.
 const RANGES_MAX: usize = 8;
 /// Maximum number of ports to other nodes that are examined.
 const UPLINKS_MAX: usize = 16;
 
-/// VLANs of a port.
+/// VLANs on a port.
 #[derive(Clone, Debug)]
 pub(super) struct PortVlans {
-    /// Name of the port, and of its pod: `veth1 of blue/web`.
+    /// Port and pod: `veth1 of blue/web`.
     of: String,
     name: String,
     vlans: Vec<PortVlan>,
 }
 
 impl PortVlans {
-    /// Reads the VLANs of the port of a pod; `None` if its bridge does not filter VLANs.
+    /// Reads the VLANs on a pod's port; `None` if its bridge does not filter VLANs.
     pub(super) fn read(
         net: &mut Rtnl,
         (bridge, port, pod): (&Link, &Link, &str),
@@ -42,7 +43,7 @@ impl PortVlans {
         Ok(Some(PortVlans { of, name: port.name.clone(), vlans }))
     }
 
-    /// VLAN of untagged frames that arrive.
+    /// VLAN that untagged frames arrive in.
     fn untagged(&self) -> Option<u16> {
         self.vlans.iter().find(|vlan| vlan.pvid).map(|vlan| vlan.id)
     }
@@ -52,7 +53,7 @@ fn filters_vlans(bridge: &Link) -> bool {
     matches!(bridge.detail, Detail::Bridge { vlan_filtering: Some(true) })
 }
 
-/// Examines the VLANs of the ports of both pods, or of the pod on this node.
+/// Examines the VLANs on both pods' ports, or for the pod on this node.
 pub(super) fn compare(ports: &[PortVlans], steps: &mut Steps) {
     for PortVlans { of, name, vlans } in ports.iter().filter(|port| port.untagged().is_none()) {
         let found = format!("untagged frames of port {of} belong to no VLAN: it has {}", describe(vlans));
@@ -82,8 +83,9 @@ pub(super) fn compare(ports: &[PortVlans], steps: &mut Steps) {
     steps.ok("vlan", HOST, format!("ports {} and {} share VLAN {first}", one.of, other.of));
 }
 
-/// Examines the ports of a bridge that lead to other nodes; `own` has the VLANs of the port of the pod, if the bridge filters
-/// VLANs. A probe with an answer was led to the other node in another way, so a missing port is no fault then.
+/// Examines the ports on a bridge that lead to other nodes; `own` has the VLANs on the pod's port, if the
+/// bridge filters VLANs. A probe with an answer was led to the other node in another way, so a missing port
+/// is no fault then.
 pub(super) fn uplinks(
     net: &mut Rtnl,
     (bridge, own): (&Link, Option<&PortVlans>),

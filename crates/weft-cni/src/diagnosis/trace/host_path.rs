@@ -1,4 +1,4 @@
-//! Part of a path on the host: the other ends of the interfaces, their bridge, its VLANs, MTUs and packet filters.
+//! Part of a path on the host: the interfaces' other ends, their bridge, its VLANs, MTUs and packet filters.
 
 use std::collections::BTreeSet;
 
@@ -19,24 +19,24 @@ use crate::inventory;
 /// Maximum number of chains that a finding names.
 const CHAINS_MAX: usize = 6;
 
-/// Links of the host on the path.
+/// Links on the host that the path uses.
 pub(super) struct HostPath<'a> {
     net: Rtnl,
     sides: Vec<Side<'a>>,
 }
 
-/// Link of the host behind the interface of a pod: the other end of a veth pair, or the parent.
+/// Link on the host behind a pod's interface: a veth pair's other end, or the parent.
 struct Side<'a> {
     pod: &'a str,
     link: Link,
-    /// Interface of the pod.
+    /// Interface in the pod.
     inner: Link,
-    /// Bridge of which it is a port.
+    /// Bridge on which it is a port.
     bridge: Option<Link>,
 }
 
 impl<'a> HostPath<'a> {
-    /// Finds the links of both pods.
+    /// Finds both pods' links.
     pub(super) fn find<'b: 'a>(
         sender: &mut Pod<'b>,
         receiver: Option<&mut Pod<'b>>,
@@ -59,7 +59,7 @@ impl<'a> HostPath<'a> {
         Ok(HostPath { net, sides })
     }
 
-    /// Examines MTUs, ports and VLANs; `remote` is the probe to a pod of another node.
+    /// Examines MTUs, ports and VLANs; `remote` is the probe to a pod on another node.
     pub(super) fn examine(
         mut self,
         (route, remote): (Option<&FoundRoute>, Option<&Sent>),
@@ -172,7 +172,7 @@ impl Side<'_> {
     }
 }
 
-/// Examines the packet filters of the host: chains that packets pass, and weft's own entries for the pods.
+/// Examines the packet filters on the host: chains that packets pass, and weft's own entries for the pods.
 pub(super) fn filters((from, to): (&TraceEnd, &TraceEnd), is_lost: bool, steps: &mut Steps) {
     let chains = chains();
     let own = entries(from, to);
@@ -194,7 +194,7 @@ pub(super) fn filters((from, to): (&TraceEnd, &TraceEnd), is_lost: bool, steps: 
     }
 }
 
-/// Returns the base chains that filter forwarded packets, with policy and number of rules.
+/// Returns the base chains that filter forwarded packets, with policy and rule count.
 fn chains() -> Result<Vec<String>, linux::Error> {
     let mut nft = Nft::open()?;
     let mut named = Vec::new();
@@ -211,7 +211,7 @@ fn chains() -> Result<Vec<String>, linux::Error> {
     Ok(named)
 }
 
-/// Returns the kinds of weft's packet-filter entries for both interfaces: `masquerade`, `firewall`.
+/// Returns which kinds of packet-filter entries weft has for both interfaces: `masquerade`, `firewall`.
 fn entries(from: &TraceEnd, to: &TraceEnd) -> BTreeSet<String> {
     let ends = [from, to];
     let tags = inventory::filter_tags().unwrap_or_default().into_iter();

@@ -1,4 +1,5 @@
-//! Probe of a path: one ICMP echo or one TCP connection, and a capture on the interface that should receive it.
+//! Probe on a path: one ICMP echo or one TCP connection, and a capture on the interface that should receive
+//! it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -12,15 +13,15 @@ use rpc::diagnosis::{FrameFilter, FrameProtocol};
 
 use super::Pod;
 
-/// Number of echo requests, if none is answered.
+/// How many echo requests are sent, if none is answered.
 const PINGS: u64 = 3;
-/// Length of the headers that are compared, in bytes.
+/// How many header bytes are compared.
 const HEADERS: usize = 128;
 /// Maximum number of captured packets that are compared.
 const CAPTURED_MAX: usize = 10_000;
-/// Timeout of an echo request.
+/// Timeout for an echo request.
 const PING_WAIT: Duration = Duration::from_millis(800);
-/// Timeout of a connection: the kernel sends three segments within it, at 0, 1 and 3 seconds.
+/// Timeout for a connection: the kernel sends three segments within it, at 0, 1 and 3 seconds.
 const CONNECT_WAIT: Duration = Duration::from_millis(3_500);
 
 /// Packets to send.
@@ -31,7 +32,7 @@ pub(super) struct Probe {
     pub(super) tcp: Option<u16>,
 }
 
-/// Outcome of a probe.
+/// How a probe ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Replied(Duration),
@@ -81,7 +82,7 @@ impl Probe {
         Ok(Sent { answer, arrived: capture.map(|capture| self.is_in(&capture)) })
     }
 
-    /// Whether a packet of this probe is among the captured ones.
+    /// Whether one of this probe's packets was captured.
     fn is_in(&self, capture: &CaptureSocket) -> bool {
         let protocol = if self.tcp.is_some() { FrameProtocol::Tcp } else { FrameProtocol::Icmp };
         let filter = FrameFilter { protocol: Some(protocol), host: Some(self.from), port: self.tcp };

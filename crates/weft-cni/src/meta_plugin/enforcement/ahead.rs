@@ -36,7 +36,7 @@ struct Job {
     policy: AttachmentPolicy,
 }
 
-/// Rules that are being committed, or were committed, by the index of their attachment. Dropping it waits for them.
+/// Rules that are being committed, or were committed, by attachment index. Dropping it waits for them.
 pub(in super::super) struct AheadRules {
     pending: BTreeSet<usize>,
     ready: BTreeMap<usize, Result<Enforced, Error>>,
@@ -47,7 +47,7 @@ pub(in super::super) struct AheadRules {
 // === impl AheadRules ===
 
 impl AheadRules {
-    /// Begins to commit the rules of all networks after the first one. Without any, no thread is started.
+    /// Begins to commit the rules for all networks after the first one. Without any, no thread is started.
     pub(in super::super) fn begin(invoker: &PluginInvoker, entry: &Entry) -> AheadRules {
         let jobs = jobs(invoker, entry);
         let mut pending: BTreeSet<usize> = jobs.iter().map(|job| job.index).collect();
@@ -71,7 +71,7 @@ impl AheadRules {
         AheadRules { pending, ready: BTreeMap::new(), receiver, thread }
     }
 
-    /// Waits for the rules of an attachment. `None` if they were not begun.
+    /// Waits for an attachment's rules. `None` if they were not begun.
     pub(in super::super) fn take(&mut self, index: usize) -> Option<Result<Enforced, Error>> {
         while self.pending.contains(&index) {
             // The thread ends after its last rules, or after a failure.
@@ -88,8 +88,8 @@ impl AheadRules {
         self.thread.take().map(JoinHandle::join).is_some()
     }
 
-    /// Waits until no transaction is in progress, and removes the rules of attachments that were not attempted: those from
-    /// `first` on. Attachments whose rules stay are left to the undo of the ADD.
+    /// Waits until no transaction is in progress, and removes the rules for attachments that were not
+    /// attempted: those from `first` on. If an attachment's rules stay, the ADD's undo removes them.
     pub(in super::super) fn abandon(mut self, entry: &mut Entry, first: usize) {
         let began = self.wait();
         let all = entry.plan.delegates.iter().enumerate().skip(first);
@@ -116,8 +116,8 @@ impl Drop for AheadRules {
     }
 }
 
-/// Returns the jobs of the attachments with policies after the first one. An attachment whose configuration is invalid has
-/// none: its ADD reports that in its turn.
+/// Returns a job for each attachment with policies after the first one. An attachment whose configuration is
+/// invalid has none: its ADD reports that in its turn.
 fn jobs(invoker: &PluginInvoker, entry: &Entry) -> Vec<Job> {
     let delegates = &entry.plan.delegates;
     let is_external = |delegate: &Delegate| !is_built_in(invoker, entry, delegate);
@@ -135,7 +135,7 @@ fn jobs(invoker: &PluginInvoker, entry: &Entry) -> Vec<Job> {
     jobs
 }
 
-/// Whether all plugins of a network are built in.
+/// Whether all plugins in a network are built in.
 fn is_built_in(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> bool {
     let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { return false };
     let plugins = invoker.attachment(entry, delegate);

@@ -1,4 +1,4 @@
-//! Names of the table and of the objects of an attachment: `ingress-p0123456789abcdef01234567`.
+//! Names for the table and an attachment's objects: `ingress-p0123456789abcdef01234567`.
 
 use std::fmt;
 use std::path::Path;
@@ -8,28 +8,28 @@ use npwg::plan::Delegate;
 use plugin_support::hash::hashed;
 use rpc::journal::{Entry, PolicyRules};
 
-/// Table of the rules.
+/// Table with the rules.
 pub(crate) const TABLE: &str = "weft-policy";
-/// Base chain of arriving packets.
+/// Base chain for arriving packets.
 pub(super) const ARRIVAL: &str = "prerouting";
 
-/// Length of the part of an id that names the journal. It begins with a letter, as `nft` requires of names.
+/// How long the part of an id is that names the journal. It begins with a letter, as `nft` requires in names.
 const JOURNAL_LENGTH: usize = 9;
-/// Length of the part of an id that names the attachment in the journal.
+/// How long the part of an id is that names the attachment in the journal.
 const ATTACHMENT_LENGTH: usize = 16;
 
-/// Journal in the names of chains and sets: two on one node must not remove each other's rules.
+/// Journal in chain and set names: two on one node must not remove each other's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JournalId(String);
 
-/// Identity of an attachment in the names of its chains and sets.
+/// What identifies an attachment in the names of its chains and sets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct AttachmentId(String);
 
 // === impl JournalId ===
 
 impl JournalId {
-    /// Returns the id of the journal in a directory, the same for every path that leads to it.
+    /// Returns the id for the journal in a directory, the same for every path that leads to it.
     pub(super) fn of(directory: &Path) -> JournalId {
         let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         JournalId(hashed("p", JOURNAL_LENGTH, &[&directory.display().to_string()]))
@@ -39,13 +39,13 @@ impl JournalId {
 // === impl AttachmentId ===
 
 impl AttachmentId {
-    /// Returns the id of a new attachment.
+    /// Returns the id for a new attachment.
     pub(super) fn new(journal: &JournalId, entry: &Entry, delegate: &Delegate) -> AttachmentId {
         let parts = [entry.container_id.as_str(), delegate.ifname.as_str()];
         AttachmentId(hashed(&journal.0, JOURNAL_LENGTH + ATTACHMENT_LENGTH, &parts))
     }
 
-    /// Returns the recorded id of an attachment, or one without a journal for entries that have none.
+    /// Returns an attachment's recorded id, or one without a journal for entries that have none.
     pub(super) fn of(entry: &Entry, delegate: &Delegate) -> AttachmentId {
         match super::recorded(entry, delegate) {
             Some(PolicyRules { id, .. }) => AttachmentId(id.clone()),

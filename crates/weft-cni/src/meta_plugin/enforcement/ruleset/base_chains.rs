@@ -1,12 +1,13 @@
 //! Base chains that exist unchanged, so that an ADD need not write them again.
 //!
-//! All attachments of the host share the base chains. To write an existing one again makes the kernel remove its rules after
-//! a grace period, for which each process that has used nf_tables waits when it exits. Two short lists take less.
+//! All attachments on the host share the base chains. To write an existing one again makes the kernel remove
+//! its rules after a grace period, for which each process that has used nf_tables waits when it exits. Two
+//! short lists take less.
 
 use linux::nft::{BaseChain, Batch, Nft, Table};
 use linux::{Error, Kind};
 
-/// Source of the base chains that exist.
+/// Where the base chains that exist come from.
 pub(in super::super) enum BaseChains<'a> {
     /// Every base chain is written.
     Unknown,
@@ -17,9 +18,9 @@ pub(in super::super) enum BaseChains<'a> {
 // === impl BaseChains ===
 
 impl BaseChains<'_> {
-    /// Returns whether a base chain exists with exactly the rules with these comments. Otherwise the caller writes it. One with
-    /// another hook, priority or policy, as another release may have written it, is removed first: the kernel changes none of
-    /// them.
+    /// Returns whether a base chain exists with exactly the rules with these comments. Otherwise the caller
+    /// writes it. If it has another hook, priority or policy, as another release may have written it, it is
+    /// removed first: the kernel changes none of them.
     ///
     /// A table that was made dormant becomes active by the operation that ensures it.
     pub(super) fn prepare(
@@ -44,7 +45,7 @@ impl BaseChains<'_> {
     }
 }
 
-/// Function that returns the base chains of an attempt.
+/// Function that returns the base chains for an attempt.
 pub(super) type BaseChainSource = for<'a> fn(&'a mut Nft) -> BaseChains<'a>;
 
 fn listed(nft: &mut Nft) -> BaseChains<'_> {
@@ -55,10 +56,11 @@ pub(super) fn unknown(_: &mut Nft) -> BaseChains<'_> {
     BaseChains::Unknown
 }
 
-/// Commits operations about the rules of an attachment on the host, without the base chains that exist. See [`retried`].
+/// Commits operations on an attachment's rules on the host, without the base chains that exist. See
+/// [`retried`].
 ///
 /// # Errors
-/// Those of [`Nft::commit`].
+/// Those that [`Nft::commit`] returns.
 pub(in super::super) fn commit_on_host(
     nft: &mut Nft,
     fill: impl Fn(&mut BaseChains<'_>, &mut Batch),
@@ -70,12 +72,12 @@ pub(in super::super) fn commit_on_host(
     })
 }
 
-/// Executes a commit on the host that leaves intact base chains alone. If the kernel has no object that it needs, another
-/// program removed the object, for example between the list and the commit. Then the commit is executed once more and writes
-/// every base chain.
+/// Executes a commit on the host that leaves intact base chains alone. If the kernel has no object that it
+/// needs, another program removed the object, for example between the list and the commit. Then the commit is
+/// executed once more and writes every base chain.
 ///
 /// # Errors
-/// Those of the commit.
+/// Those from the commit.
 pub(super) fn retried<T>(mut commit: impl FnMut(BaseChainSource) -> Result<T, Error>) -> Result<T, Error> {
     match commit(listed) {
         Err(error) if error.kind() == Kind::Absent => commit(unknown),

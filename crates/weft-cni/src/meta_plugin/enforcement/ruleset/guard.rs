@@ -30,11 +30,11 @@ use super::BaseChains;
 
 /// Base chain before connection tracking.
 const CHAIN: &str = "tracking";
-/// Comment of its rules.
+/// Comment on its rules.
 const COMMENT: &str = "addresses of isolated pods";
-/// Number of its rules.
+/// How many rules it has.
 const RULES: usize = 4;
-/// Comment of the elements of a link that other attachments have, too.
+/// Comment on a link's elements that other attachments have, too.
 const SHARED: &str = "shared link";
 
 const RAW: BaseChain = BaseChain {
@@ -44,21 +44,21 @@ const RAW: BaseChain = BaseChain {
     policy: Policy::Accept,
 };
 
-/// Addresses of an attachment.
+/// Addresses that an attachment has.
 pub(super) struct Guard<'a> {
     pub(super) id: &'a AttachmentId,
     pub(super) addresses: &'a [IpAddr],
-    /// Links of the host on which packets with these addresses may arrive.
+    /// Links on the host on which packets with these addresses may arrive.
     pub(super) links: &'a [&'a str],
     /// Link that no other attachment has.
     pub(super) host_end: &'a str,
-    /// Whether the ingress of the pod is isolated.
+    /// Whether the pod's ingress is isolated.
     pub(super) is_guarded: bool,
-    /// Whether packets of the host end have no other address, because the egress of the pod is isolated.
+    /// Whether packets from the host end have no other address, because the pod's egress is isolated.
     pub(super) is_bound: bool,
 }
 
-/// Sets of one address family.
+/// Sets for one address family.
 struct Sets {
     is_v4: bool,
     source: Selector,
@@ -89,7 +89,7 @@ fn both() -> [Sets; 2] {
 // === impl Guard ===
 
 impl Guard<'_> {
-    /// Returns the elements of the sets of one address family.
+    /// Returns the elements for one address family's sets.
     fn elements(&self, sets: &Sets) -> [(&'static str, Vec<Element>); 3] {
         let Guard { id, addresses, links, host_end, is_guarded, is_bound } = self;
         let of_family: Vec<IpAddr> =
@@ -110,7 +110,7 @@ impl Guard<'_> {
     }
 }
 
-/// Adds the operations that guard the addresses in the table of a family.
+/// Adds the operations that guard the addresses in a family's table.
 pub(super) fn write(family: Family, guard: &Guard<'_>, known: &mut BaseChains<'_>, batch: &mut Batch) {
     let table = Table::new(family, TABLE);
     batch.ensure_table(table);
@@ -140,7 +140,7 @@ fn write_chain(table: Table<'_>, batch: &mut Batch) {
     }
 }
 
-/// Returns the first part of the protection that the table of a family lacks.
+/// Returns the first part of the protection that a family's table lacks.
 pub(super) fn difference(nft: &mut Nft, family: Family, guard: &Guard<'_>) -> Result<Option<String>, Error> {
     let table = Table::new(family, TABLE);
     if nft.is_dormant(table)? {
@@ -165,11 +165,11 @@ pub(super) fn difference(nft: &mut Nft, family: Family, guard: &Guard<'_>) -> Re
     Ok(None)
 }
 
-/// Elements of `owners` that end with attachments.
+/// Elements in `owners` that end with attachments.
 struct Ended<'a> {
-    /// Those of the attachments' host ends.
+    /// Those for the attachments' host ends.
     own: Vec<&'a ListedElement>,
-    /// Those of shared links.
+    /// Those for shared links.
     shared: Vec<&'a ListedElement>,
     /// Addresses that no other attachment has.
     addresses: BTreeSet<&'a [u8]>,
@@ -191,7 +191,8 @@ impl<'a> Ended<'a> {
     }
 }
 
-/// Adds the operations that end the protection of attachments. An address that another one also has stays guarded.
+/// Adds the operations that end the protection for attachments. An address that another one also has stays
+/// guarded.
 pub(super) fn discard(
     nft: &mut Nft,
     table: Table<'_>,
@@ -216,7 +217,7 @@ pub(super) fn discard(
     Ok(())
 }
 
-/// Returns the elements of a set; none if it does not exist.
+/// Returns a set's elements; none if it does not exist.
 fn elements(nft: &mut Nft, table: Table<'_>, set: &str) -> Result<Vec<ListedElement>, Error> {
     match nft.elements(table, set) {
         Err(error) if error.kind() == linux::Kind::Absent => Ok(Vec::new()),
