@@ -1,6 +1,6 @@
-//! Attachments of a sandbox from its journal entry: table rows for people and JSON documents for programs.
+//! A sandbox's attachments from its journal entry: table rows for people and JSON documents for programs.
 //!
-//! The field names of the documents are stable. Fields may be added, so a reader must ignore unknown ones.
+//! The documents' field names are stable. Fields may be added, so a reader must ignore unknown ones.
 
 use cni::Version;
 use cni::result::Success;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use cli_support::failure::Failure;
 use cli_support::table;
 
-/// JSON document of one sandbox.
+/// JSON document for one sandbox.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SandboxDocument<'a> {
@@ -23,11 +23,11 @@ pub(crate) struct SandboxDocument<'a> {
     container_id: &'a str,
     netns: &'a str,
     attachments: Vec<AttachmentDocument<'a>>,
-    /// Value of the network-status annotation.
+    /// Value for the network-status annotation.
     network_status: &'a [status::Entry],
 }
 
-/// JSON document of one attachment.
+/// JSON document for one attachment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AttachmentDocument<'a> {
@@ -35,9 +35,10 @@ struct AttachmentDocument<'a> {
     interface: &'a str,
     config_name: &'a str,
     state: State,
-    /// Program that serves each plugin: `builtIn`, or the file of an external program; empty if it is not recorded.
+    /// Program that serves each plugin: `builtIn`, or an external program's file; empty if it is not
+    /// recorded.
     programs: &'a Programs,
-    /// CNI result in the version of the network's configuration; `null` if there is none.
+    /// CNI result in the network configuration's version; `null` if there is none.
     result: Option<Value>,
 }
 
@@ -48,7 +49,7 @@ pub(crate) struct NamedAttachment<'a> {
     pub(crate) interface: &'a str,
 }
 
-/// Table row of one attachment.
+/// Table row for one attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachmentRow {
     pub(crate) network: String,
@@ -57,13 +58,13 @@ pub(crate) struct AttachmentRow {
     /// Addresses with their prefix lengths.
     pub(crate) addresses: Vec<String>,
     pub(crate) gateways: Vec<String>,
-    /// Plugins in the order of an ADD.
+    /// Plugins in ADD order.
     pub(crate) chain: String,
     pub(crate) milliseconds: String,
     pub(crate) state: State,
 }
 
-/// Returns the document of a journal entry.
+/// Returns the document for a journal entry.
 pub(crate) fn document(entry: &Entry) -> SandboxDocument<'_> {
     static UNKNOWN: Programs = Programs::unknown();
     let attachments = entry.plan.delegates.iter().enumerate().map(|(index, delegate)| {
@@ -87,7 +88,7 @@ pub(crate) fn document(entry: &Entry) -> SandboxDocument<'_> {
     }
 }
 
-/// Returns a number of networks in words.
+/// Returns how many networks there are, in words.
 pub(crate) fn network_count(count: usize) -> String {
     match count {
         1 => "1 network".to_owned(),
@@ -95,14 +96,14 @@ pub(crate) fn network_count(count: usize) -> String {
     }
 }
 
-/// Returns the attachments of a journal entry by their names, in their order.
+/// Returns a journal entry's attachments by their names, in order.
 pub(crate) fn named_attachments(entry: &Entry) -> impl DoubleEndedIterator<Item = NamedAttachment<'_>> {
     let delegates = entry.plan.delegates.iter();
     delegates
         .map(|delegate| NamedAttachment { network: &delegate.network, interface: delegate.ifname.as_str() })
 }
 
-/// Returns the rows of a journal entry, in the order of its attachments.
+/// Returns the rows for a journal entry, in attachment order.
 pub(crate) fn rows(entry: &Entry) -> Vec<AttachmentRow> {
     let chains = explain::rows(&entry.plan).into_iter().map(|row| row.chain.join(" → "));
     let planned = Attachment::default();
@@ -157,7 +158,7 @@ fn milliseconds(microseconds: u64) -> String {
     format!("{:.1}", microseconds as f64 / 1e3)
 }
 
-/// Returns the table of a sandbox that was just attached.
+/// Returns the table for a sandbox that was just attached.
 pub(crate) fn table(entry: &Entry) -> String {
     let cells = |row: AttachmentRow| {
         let AttachmentRow { network, interface, mac, addresses, gateways, chain, milliseconds, state: _ } =

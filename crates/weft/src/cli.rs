@@ -104,7 +104,8 @@ enum Command {
     Version(version::Arguments),
 }
 
-/// Commands by the task of their user, in the order of the help. A name that is no command of this build is left out.
+/// Commands by what their user wants to do, in help order. A name that is no command in this build is left
+/// out.
 const GROUPS: [(&str, &[&str]); 3] = [
     (
         "Use networks, also without a cluster",
@@ -137,7 +138,7 @@ const GROUPS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Name of the program as a plugin of kubectl.
+/// Program name when it is a kubectl plugin.
 const KUBECTL_PLUGIN: &str = "kubectl-weft";
 
 /// Returns the command line with the commands in groups.
@@ -159,14 +160,15 @@ pub(crate) fn command() -> clap::Command {
     command.help_template(template)
 }
 
-/// Parsed command line, with the prefix of error messages for the name by which the program was called.
+/// Parsed command line, with the prefix for error messages that goes with the name by which the program was
+/// called.
 #[derive(Debug)]
 pub(crate) struct Invocation {
     command: Command,
     prefix: &'static str,
 }
 
-/// Parses the arguments, of which the first is the program name.
+/// Parses the arguments, the first of which is the program name.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation, clap::Error> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let name = arguments.first().and_then(|program| Path::new(program).file_name());
@@ -230,7 +232,7 @@ impl Invocation {
         }
     }
 
-    /// Prefix of error messages.
+    /// Returns the prefix for error messages.
     pub(crate) fn prefix(&self) -> &'static str {
         self.prefix
     }
@@ -252,7 +254,8 @@ mod tests {
         assert_helpful(&command, "weft");
     }
 
-    /// Asserts that the help of a command and of its subcommands has a summary, and ends with an example of `words`.
+    /// Asserts that the help for a command and its subcommands has a summary, and ends with an example that
+    /// contains `words`.
     fn assert_helpful(command: &clap::Command, words: &str) {
         let help = command.get_after_help().map(|text| text.to_string()).unwrap_or_default();
         assert!(help.starts_with("Example:\n") && help.contains(words), "{words}: {help}");
@@ -265,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Returns the words of the commands of this program in a line of a shell, without pipes and redirections.
+    /// Returns the words in this program's commands in a shell line, without pipes and redirections.
     fn commands_in(line: &str) -> Vec<Vec<String>> {
         let line = line.split(" # ").next().unwrap_or_default();
         let pieces = line.split(['|', '>', '<']).flat_map(|piece| piece.split("&&"));
@@ -277,12 +280,12 @@ mod tests {
         words.filter(|words| words.first().is_some_and(|word| word == "weft" || word == "bin/weft")).collect()
     }
 
-    /// Returns the commands in the console blocks of a page.
+    /// Returns the commands in a page's console blocks.
     fn commands_of(page: &str) -> Vec<Vec<String>> {
         page.lines().filter_map(|line| line.trim_start().strip_prefix("$ ")).flat_map(commands_in).collect()
     }
 
-    /// Returns the commands that the text of a page names, such as `weft history --failed`.
+    /// Returns the commands that a page's text names, such as `weft history --failed`.
     fn commands_named_in(page: &str) -> Vec<Vec<String>> {
         let text: String = page.split("```").step_by(2).collect();
         let spans = text.split('`').skip(1).step_by(2);
@@ -346,7 +349,7 @@ mod tests {
         assert!(text.contains(r#"files: ["a.yaml", "b"]"#) && text.contains(r#"Some("my-pod")"#), "{text}");
     }
 
-    /// Returns the names of the commands below `command` that declare `--timeout`.
+    /// Returns the commands below `command` that declare `--timeout`.
     fn commands_with_timeout(command: &clap::Command) -> BTreeSet<&str> {
         let mut names = BTreeSet::new();
         for subcommand in command.get_subcommands() {

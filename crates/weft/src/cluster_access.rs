@@ -30,7 +30,7 @@ struct ClusterOptions {
     context: Option<String>,
 }
 
-/// Returns the failure to read pools and pods of a cluster, with the next step.
+/// Returns the failure if a cluster's pools and pods cannot be read, with the next step.
 pub(crate) fn snapshot_failure(error: &SnapshotError) -> Failure {
     match error {
         SnapshotError::List { kind, error } => api_error::failure(format_args!("list {kind}"), error),
@@ -53,7 +53,7 @@ impl ClusterAccess {
         self.is_given
     }
 
-    /// Returns the given namespace, or as kubectl does that of the context, or of this pod.
+    /// Returns the given namespace, or, as kubectl does, the one in the context, or this pod's.
     ///
     /// # Errors
     /// The kubeconfig is unusable.

@@ -145,8 +145,8 @@ fn print_header(progress: Progress, pod: &PodName, count: usize, meta_plugin: &M
     }
 }
 
-/// Refuses a pod that is already attached, before a namespace is created. The meta-plugin checks it again. Returns the entry
-/// of an attach that did not finish.
+/// Refuses a pod that is already attached, before a namespace is created. The meta-plugin checks it again.
+/// Returns the entry if an earlier attach did not finish.
 fn refuse_attached(
     journal: &Journal,
     pod: &PodName,
@@ -183,14 +183,14 @@ fn print_result(format: Format, entry: &Entry) -> Result<(), Failure> {
     }
 }
 
-/// Network namespace of a sandbox.
+/// Network namespace that a sandbox gets.
 #[derive(Clone, Debug)]
 struct Namespace {
     path: String,
     origin: Origin,
 }
 
-/// Origin of a network namespace.
+/// Where a network namespace comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// Given with `--netns`.
@@ -206,7 +206,7 @@ impl Namespace {
         Ok(Namespace { path: path.display().to_string(), origin: Origin::Given })
     }
 
-    /// Creates the namespace, or finds that of an unfinished attach, which can contain its interfaces.
+    /// Creates the namespace, or finds the one from an unfinished attach, which can contain its interfaces.
     fn create(
         weft_cni: &WeftCni,
         named: &NamedNamespace,

@@ -41,14 +41,14 @@ use kube_support::api_error;
 use node_support::history::History;
 use node_support::weft_cni::WeftCni;
 
-/// Directory of the runtime's configurations.
+/// Directory with the runtime's configurations.
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
-/// Extensions of the configurations. Kubeconfigs in the directory have others.
+/// Extensions that configurations have. Kubeconfigs in the directory have others.
 const EXTENSIONS: [&str; 4] = ["conf", "conflist", "json", "cilium_bak"];
-/// Maximum size of a file that is read, and of the tail of a log, in bytes.
+/// Maximum size for a file that is read, and for the tail of a log, in bytes.
 const FILE_MAX: u64 = 16 << 20;
 const TAIL_MAX: u64 = 256 << 10;
-/// Kinds of the cluster: group, version, kind, plural.
+/// Kinds to read from the cluster: group, version, kind, plural.
 const KINDS: [(&str, &str, &str, &str); 4] = [
     ("weft.dev", "v1alpha1", "WeftNode", "weftnodes"),
     ("weft.dev", "v1alpha1", "IPPool", "ippools"),
@@ -78,11 +78,11 @@ pub(crate) struct Arguments {
     cluster: ClusterAccess,
 }
 
-/// Archive with the errors of its parts.
+/// Archive with an error for each part that could not be read.
 struct Bundle {
     archive: Archive,
     errors: String,
-    /// Names of its files.
+    /// File names in the archive.
     names: BTreeSet<String>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 impl Bundle {
-    /// Adds the parts of this node.
+    /// Adds everything about this node.
     fn node(&mut self) -> std::io::Result<()> {
         self.document("version.json", &BuildInfo::of("weft", Vec::new()))?;
         let plugin = WeftCni::find().and_then(|weft_cni| weft_cni.version());
@@ -152,7 +152,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// Adds the objects of the cluster.
+    /// Adds the cluster's objects.
     fn cluster(&mut self, access: &ClusterAccess) -> std::io::Result<()> {
         let lists = runtime().and_then(|runtime| {
             runtime.block_on(async {
@@ -219,7 +219,7 @@ impl Bundle {
     }
 }
 
-/// Returns the name of a file, with a number if the archive has a file of this name.
+/// Returns a file name, with a number if the archive already has the name.
 fn unique(name: &str, names: &BTreeSet<String>) -> String {
     let (stem, extension) = name.rsplit_once('.').unwrap_or((name, ""));
     let numbered = (2..).map(|number| format!("{stem}-{number}.{extension}"));
@@ -250,7 +250,7 @@ async fn list(client: &Client, resource: &ApiResource) -> Result<Value, Failure>
     Ok(items)
 }
 
-/// Returns the regular files of a directory with these extensions, in the order of their names.
+/// Returns a directory's regular files with these extensions, sorted by name.
 fn files(directory: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let is_wanted = |path: &PathBuf| {

@@ -1,8 +1,8 @@
-//! `weft capture`: captures the frames of an interface of a pod in a file that tcpdump and Wireshark read.
+//! `weft capture`: captures the frames on a pod's interface in a file that tcpdump and Wireshark read.
 //!
-//! - The journal has the namespace and the interfaces of the pod; `weft-cni sandbox capture` opens the socket there.
-//! - The file is created with mode 0600, and never overwritten. The capture ends at a number of frames, a size and a time,
-//!   or with a signal.
+//! - The journal has the pod's namespace and interfaces; `weft-cni sandbox capture` opens the socket there.
+//! - The file is created with mode 0600, and never overwritten. The capture ends after a number of frames, at
+//!   a size or a time, or with a signal.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, IsTerminal};

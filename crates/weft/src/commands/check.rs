@@ -1,4 +1,4 @@
-//! `weft check`: runs CHECK of every plugin of a sandbox and reports attachments that changed.
+//! `weft check`: runs CHECK for every plugin in a sandbox and reports attachments that changed.
 
 use clap::Args;
 use npwg::plan::PodIdentity;
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// Document of `-o json`.
+/// Document for `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CheckedSandbox<'a> {
@@ -91,7 +91,8 @@ fn document<'a>(entry: &'a Entry, failure: Option<&Failure>) -> CheckedSandbox<'
     }
 }
 
-/// Returns the result for `count` networks without a difference, of which `partly` were not checked by all their plugins.
+/// Returns the result for `count` networks without a difference, `partly` of which had plugins that were not
+/// checked.
 fn summary(count: usize, partly: usize) -> String {
     match (count, partly) {
         (1, 0) => "its only network is unchanged".to_owned(),

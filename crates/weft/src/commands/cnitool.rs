@@ -1,10 +1,11 @@
-//! `weft cni`: runs the plugins of one network in one namespace. Called as `cnitool`, it is a drop-in for that tool.
+//! `weft cni`: runs one network's plugins in one namespace. Called as `cnitool`, it is a drop-in for that
+//! tool.
 //!
-//! Names, variables, defaults and container IDs are those of cnitool, and the cache is that of libcni. So a container
-//! added by one tool is deleted by the other. As `weft cni` it differs in three ways:
+//! Names, variables, defaults and container IDs are the same as in cnitool, and the cache is libcni's. So a
+//! container added by one tool is deleted by the other. As `weft cni` it differs in three ways:
 //!
 //! - `gc` requires `--valid` or `--all`. cnitool has no such option and deletes every attachment.
-//! - The default for `--path` is that of the other commands.
+//! - The default for `--path` is the same as for the other commands.
 //! - A broken configuration file does not hide the others.
 //!
 //! Source: containernetworking/cni `cnitool/cmd` (requirements L5–L10, DEVIATIONS.md).
@@ -38,7 +39,7 @@ pub(crate) const NAME: &str = "cnitool";
 const CONFIGURATION: &str = "/etc/cni/net.d";
 const IFNAME: &str = "eth0";
 
-/// Bytes of the hash of the namespace path in a container ID.
+/// How many bytes from the hash over the namespace path a container ID has.
 const ID_BYTES: usize = 10;
 
 #[derive(Debug, Parser)]
@@ -145,13 +146,13 @@ struct Options {
     timeout: u64,
 }
 
-/// Parses the arguments of the program called as `cnitool`.
+/// Parses the arguments when the program is called as `cnitool`.
 pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Arguments, clap::Error> {
     let Cnitool { arguments } = Cnitool::try_parse_from(arguments)?;
     Ok(Arguments { called_as: CommandName::Cnitool, ..arguments })
 }
 
-/// Runs `weft cni` and prints the result of an ADD to stdout. An interrupt kills the running plugin.
+/// Runs `weft cni` and prints the ADD result to stdout. An interrupt kills the running plugin.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupt = Interrupt::watch()?;
     let exec = Exec::new(Duration::from_secs(arguments.options.timeout)).unless(interrupt.flag());
@@ -251,7 +252,7 @@ fn parameters(options: &Options, netns: &Path, path: &str) -> Result<Parameters,
     })
 }
 
-/// Returns `cnitool-` and the beginning of the SHA-512 of the namespace path, in hexadecimal digits.
+/// Returns `cnitool-` and how the SHA-512 over the namespace path begins, in hexadecimal digits.
 fn container_id(netns: &str) -> Result<ContainerId, Error> {
     let hash = Sha512::digest(netns.as_bytes());
     let digits: String = hash.iter().take(ID_BYTES).map(|byte| format!("{byte:02x}")).collect();

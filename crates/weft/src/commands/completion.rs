@@ -1,4 +1,5 @@
-//! `weft completion` and `weft man`: completions of a shell and manual pages, generated from the command line itself.
+//! `weft completion` and `weft man`: shell completions and manual pages, generated from the command line
+//! itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use clap_mangen::Man;
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::output;
 
-/// Name of the program.
+/// Program name.
 const PROGRAM: &str = "weft";
 
 /// Arguments of `weft completion`.
@@ -70,7 +71,7 @@ fn write(path: &Path, page: &str) -> Result<(), Failure> {
     fs::write(path, page).map_err(|cause| Failure::new(format!("write {}: {cause}", path.display())))
 }
 
-/// Returns name and page of the program and of each of its commands.
+/// Returns name and page for the program and each command.
 fn pages(command: Command) -> Result<Vec<(String, String)>, Failure> {
     let mut command = command.disable_help_subcommand(true);
     // Gives every command its name in pages, and the words by which it is called.

@@ -1,8 +1,8 @@
 //! `weft crds`: prints the CustomResourceDefinitions for `kubectl apply -f -`.
 //!
-//! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` and `deploy/helm/weft/crds` contain the
-//! same documents, one file each; `weft crds --write DIR` writes them, and a test compares them. `deploy/policy` has
-//! those of network policies.
+//! The types in [`kube_support::custom_resources`] generate them. `deploy/crds` and `deploy/helm/weft/crds`
+//! contain the same documents, one file each; `weft crds --write DIR` writes them, and a test compares them.
+//! `deploy/policy` has those for network policies.
 //!
 //! Source: multi-network specification, section 3.1; `apiextensions.k8s.io/v1`.
 
@@ -17,7 +17,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use kube_support::custom_resources::{definitions, policy_definitions};
 
-/// First line of every document.
+/// First line in every document.
 const GENERATED: &str =
     "# Written by `weft crds --write DIR` from the types of crates/kube-support/src/custom_resources.";
 
@@ -52,7 +52,7 @@ pub(crate) fn run(Arguments { write, network_policies }: &Arguments) -> Result<(
     Ok(())
 }
 
-/// Returns the name and the YAML document of each definition.
+/// Returns name and YAML document for each definition.
 fn documents(
     definitions: Result<Vec<impl Serialize>, serde_json::Error>,
 ) -> Result<Vec<(String, String)>, Failure> {

@@ -1,10 +1,10 @@
 //! `weft demo`: attaches two pods on this machine, shows the result, and removes everything again.
 //!
-//! The pods are on a *simulated host*, a network namespace of its own. Bridges, forwarding and packet filters are
-//! created there, so those of the machine are never touched. All names contain the tag of the run, so several demos can
-//! run concurrently.
+//! The pods are on a *simulated host*, which is a network namespace. Bridges, forwarding and packet filters
+//! are created there, so the machine's own are never touched. All names contain the run's tag, so several
+//! demos can run concurrently.
 //!
-//! - A failure or an interrupt ends in the same removal. It follows the journal and reports each of its failures.
+//! - A failure or an interrupt ends in the same removal. It follows the journal and reports each failure.
 //! - The machine is compared before and after. A difference is a failure.
 
 mod demo_host;
@@ -90,12 +90,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Returns the names of the directories of killed runs.
+/// Returns the directory names that killed runs left.
 pub(super) fn abandoned_runs() -> Vec<String> {
     Scratch::abandoned_names(PREFIX)
 }
 
-/// Whether the directory of a run exists to which a network namespace of this name belongs.
+/// Whether the run's directory exists to which a network namespace with this name belongs.
 pub(super) fn has_directory(namespace: &str) -> bool {
     // Names of runs contain no `_`, those of a pod's sandbox do.
     let is_of_run = namespace.starts_with(PREFIX) && !namespace.contains('_');

@@ -50,14 +50,14 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// Document of `-o json`.
+/// Document for `-o json`.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DetachedSandbox<'a> {
-    /// Pod of the journal entry; `null` if there was none.
+    /// Pod in the journal entry; `null` if there was none.
     pod: Option<&'a PodIdentity>,
     container_id: Option<&'a str>,
-    /// Detached attachments, in the order of their removal.
+    /// Detached attachments, in the order in which they were removed.
     detached: Vec<NamedAttachment<'a>>,
     /// Path of the network namespace that was removed; `null` if none was.
     removed_namespace: Option<String>,
@@ -109,8 +109,8 @@ fn attached_before(entry: &Entry) -> Vec<NamedAttachment<'_>> {
     attached.map(|(_, named)| named).collect()
 }
 
-/// Detaches a sandbox of the journal, and deletes its namespace if `weft attach` created it. Returns the path of the
-/// deleted namespace.
+/// Detaches a sandbox in the journal, and deletes its namespace if `weft attach` created it. Returns the
+/// deleted namespace's path.
 pub(super) fn detach_sandbox(
     weft_cni: &WeftCni,
     handle: &JournalHandle,
@@ -137,7 +137,7 @@ pub(super) fn detach_sandbox(
     }
 }
 
-/// Gives up a network of a sandbox whose DEL failed. Returns the entry without it, if other networks remain.
+/// Gives up a network in a sandbox whose DEL failed. Returns the entry without it, if other networks remain.
 fn give_up(
     weft_cni: &WeftCni,
     handle: &JournalHandle,
@@ -151,7 +151,7 @@ fn give_up(
     handle.journal().entry(&entry.container_id)
 }
 
-/// Returns the operations on a sandbox of the journal.
+/// Returns what can be done with a sandbox in the journal.
 pub(crate) fn operations_on(
     weft_cni: &WeftCni,
     handle: &JournalHandle,
@@ -168,8 +168,8 @@ pub(crate) fn operations_on(
     Ok(operations)
 }
 
-/// Removes the namespace that an attach created if it was killed before its first journal entry. Returns the path of the
-/// deleted namespace.
+/// Removes the namespace that an attach created if it was killed before its first journal entry. Returns the
+/// deleted namespace's path.
 fn remove_leftover_namespace(
     target: &Target,
     journals: &KnownJournals,

@@ -2,7 +2,7 @@
 //!
 //! - On a node it checks everything; in a pod without capabilities, what the pod can read ([`pod`]).
 //! - It changes nothing. Each finding says what to do. The exit code is 1 if there is a finding.
-//! - An object with an owner tag is orphaned if neither the journal nor the result cache of the runtime knows its
+//! - An object with an owner tag is orphaned if neither the journal nor the runtime's result cache knows its
 //!   container.
 
 mod kernel;
@@ -41,20 +41,20 @@ use node_support::journal_reader::Row;
 use node_support::weft_cni::{PLUGINS, Plugins, Tagged, WeftCni};
 use reservations::RETRY;
 
-/// Directories in which runtimes and Multus cache the results of attachments.
+/// Directories in which runtimes and Multus cache attachment results.
 pub(crate) const RESULT_CACHES: [&str; 3] =
     ["/var/lib/cni/results", "/var/lib/cni/cache/results", "/var/lib/cni/multus/results"];
 
 /// Age up to which failed calls are mentioned.
 const HISTORY_MAX: Duration = Duration::from_secs(3600);
 
-/// Directories of which a node has at least one.
+/// Directories; a node has at least one.
 const NODE_DIRECTORIES: [&str; 3] = ["/etc/cni/net.d", "/opt/cni/bin", "/var/lib/weft"];
 
-/// Stands for the plugin in the owner tags of network policies.
+/// Stands for the plugin in owner tags on network policies.
 const POLICY: &str = "policy";
 
-/// Subject of findings about the configuration.
+/// Subject for findings about the configuration.
 const CONFIGURATION: &str = "configuration";
 
 /// Arguments of `weft doctor`.
@@ -77,14 +77,14 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// Problem on this node, as printed and as in the document of `-o json`.
+/// Problem on this node, as printed and as in the document for `-o json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     /// Subject: `configuration`, `journal`, a sandbox, a link.
     what: String,
-    /// Problem.
+    /// What is wrong.
     why: String,
-    /// Next step.
+    /// What to do about it.
     cure: String,
 }
 
@@ -94,13 +94,13 @@ impl Finding {
     }
 }
 
-/// Findings, and facts for the last lines of the text.
+/// Findings, and facts for the last lines in the text.
 #[derive(Debug, Default)]
 struct Diagnosis {
     findings: Vec<Finding>,
-    /// Number of sandboxes in the journal.
+    /// How many sandboxes the journal has.
     sandboxes: usize,
-    /// Number of calls that failed within the last hour.
+    /// How many calls failed within the last hour.
     failures: usize,
     /// Checks that this place does not allow, with the line that runs them; empty: none.
     unchecked: String,
@@ -121,7 +121,7 @@ pub(super) fn document() -> Result<serde_json::Value, Failure> {
         .map_err(|cause| Failure::new(format!("encode the findings: {cause}")))
 }
 
-/// Diagnoses this node as far as the place of the process allows.
+/// Diagnoses this node as far as is possible from where the process runs.
 fn diagnose(inputs: &Inputs, plugins: &Plugins, cri_socket: &Path) -> Result<Diagnosis, Failure> {
     let place = Place::of_process();
     if let Place::Pod { .. } = place {
@@ -176,7 +176,7 @@ fn diagnose(inputs: &Inputs, plugins: &Plugins, cri_socket: &Path) -> Result<Dia
     Ok(Diagnosis { findings, sandboxes: known.len(), failures, unchecked })
 }
 
-/// Fails on a machine that has nothing of weft and of a container runtime. Root may install weft there.
+/// Fails on a machine that has neither weft nor a container runtime. Root may install weft there.
 fn refuse_other_machine(inputs: &Inputs) -> Result<(), Failure> {
     let is_of_node = |path: &&str| Path::new(path).exists();
     let is_node = inputs.config.is_some() || NODE_DIRECTORIES.iter().any(is_of_node);
@@ -187,7 +187,7 @@ fn refuse_other_machine(inputs: &Inputs) -> Result<(), Failure> {
     Err(Failure::new(why).next("weft status shows the nodes of a cluster; run weft doctor on one of them"))
 }
 
-/// Returns the findings about plugin files and about Cilium, in the directories of the configuration.
+/// Returns the findings about plugin files and about Cilium, in the configured directories.
 fn node_findings(weft_cni: &WeftCni, inputs: &Inputs) -> Vec<Finding> {
     let meta_plugin = MetaPlugin::find_any(inputs.config.as_deref(), &[]).ok().flatten();
     let directory = meta_plugin.as_ref().map_or(PLUGINS, |found| found.node.bin_dir.as_str());
@@ -201,7 +201,8 @@ fn node_findings(weft_cni: &WeftCni, inputs: &Inputs) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding if the last `weft install --command` could not write the program, or its record is damaged.
+/// Returns a finding if the last `weft install --command` could not write the program, or its record is
+/// damaged.
 fn command_finding(configurations: &Path) -> Option<Finding> {
     let record = match record_below(configurations) {
         Ok(record) => record,
@@ -233,13 +234,13 @@ fn broken_entry(container: &str, error: &cni::Error) -> Finding {
     )
 }
 
-/// Returns the number of records of calls that failed within the last hour.
+/// Returns how many recorded calls failed within the last hour.
 fn recent_failures(records: &[Record]) -> usize {
     let since = u128::from(now()).saturating_sub(HISTORY_MAX.as_millis()) * 1000;
     records.iter().filter(|record| record.error.is_some() && u128::from(record.time) >= since).count()
 }
 
-/// Returns the problems of a sandbox: a missing namespace, a failed DEL, a changed attachment.
+/// Returns what is wrong with a sandbox: a missing namespace, a failed DEL, a changed attachment.
 fn sandbox_findings(
     weft_cni: &WeftCni,
     handle: &JournalHandle,
@@ -279,7 +280,7 @@ fn sandbox_findings(
     findings
 }
 
-/// Returns the finding of a network whose DEL failed.
+/// Returns the finding for a network whose DEL failed.
 fn failed_to_detach(delegate: &Delegate, failure: &cni::Error) -> String {
     let Delegate { ifname, network, .. } = delegate;
     format!(
@@ -311,14 +312,14 @@ fn orphan_finding(marked: &Tagged, known: &[&Entry]) -> Option<Finding> {
     Some(Finding::new(on, why, cure))
 }
 
-/// Whether the journal knows the container, or a runtime has cached a result of the attachment.
+/// Whether the journal knows the container, or a runtime has cached a result for the attachment.
 fn is_known(known: &[&Entry], network: &str, container: &str, ifname: &str) -> bool {
     known.iter().any(|entry| entry.container_id.as_str() == container)
         || RESULT_CACHES.iter().any(|directory| is_cached(Path::new(directory), network, container, ifname))
 }
 
-/// Whether a result of the attachment is cached, or the cache is unreadable. An owner tag has only the beginning of a long
-/// network name, followed by `~`. The comments of iptables rules have no interface.
+/// Whether a result for the attachment is cached, or the cache is unreadable. An owner tag has only the
+/// beginning of a long network name, followed by `~`. The comments on iptables rules have no interface.
 fn is_cached(directory: &Path, network: &str, container: &str, ifname: &str) -> bool {
     let end = format!("-{container}-{ifname}");
     if !ifname.is_empty() && !network.contains('~') {

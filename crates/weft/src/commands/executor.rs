@@ -1,12 +1,13 @@
 //! `weft executor`: executes the tasks that the node agent queues, at once.
 //!
-//! It polls the agent for tasks, passes them to `weft-cni run-tasks`, and polls again. Without it tasks wait for the next
-//! call of the container runtime. That is soon enough for orphaned sandboxes, but no call follows a changed annotation.
+//! It polls the agent for tasks, passes them to `weft-cni run-tasks`, and polls again. Without it tasks wait
+//! for the container runtime's next call. That is soon enough for orphaned sandboxes, but no call follows a
+//! changed annotation.
 //!
-//! - It is optional and privileged. It runs in the host's network namespace, like the plugins of the runtime.
-//! - With `--listen` it serves the traffic counters of the pods' interfaces ([`interface_metrics`]).
-//! - It decides nothing and keeps no state. If it is killed, the journal records what was begun, and the agent queues
-//!   the task again.
+//! - It is optional and privileged. It runs in the host network, like the runtime's plugins.
+//! - With `--listen` it serves the traffic counters on the pods' interfaces ([`interface_metrics`]).
+//! - It decides nothing and keeps no state. If it is killed, the journal records what was begun, and the
+//!   agent queues the task again.
 
 pub(crate) mod interface_metrics;
 mod policy_metrics;
@@ -40,7 +41,7 @@ use kube_support::health;
 use node_support::sandboxes::Sandboxes;
 use node_support::weft_cni::{OnHost, WeftCni};
 
-/// Timeout of one exchange with the agent, which delays its response for up to 20 s.
+/// Timeout for one exchange with the agent, which delays its response for up to 20 s.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after a failure, and minimum interval between two empty responses.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -119,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Serves the metrics of interfaces on a thread, until the process ends.
+/// Serves the interface metrics on a thread, until the process ends.
 fn serve_metrics(address: SocketAddr, weft_cni: WeftCni, meta_plugin: &MetaPlugin) -> Result<(), Failure> {
     let metrics = Arc::new(InterfaceMetrics::new(weft_cni, Sandboxes::of(&meta_plugin.journal())));
     let runtime = runtime()?;
@@ -128,8 +129,8 @@ fn serve_metrics(address: SocketAddr, weft_cni: WeftCni, meta_plugin: &MetaPlugi
     Ok(())
 }
 
-/// Returns the pause until the next poll. An agent delays its response until there are tasks. A CRI proxy has none and
-/// responds at once, so the pause keeps the executor from polling in a tight loop.
+/// Returns the pause until the next poll. An agent delays its response until there are tasks. A CRI proxy has
+/// none and responds at once, so the pause keeps the executor from polling in a tight loop.
 fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {
     match polled {
         Ok(batch) if !batch.tasks.is_empty() => Duration::ZERO,

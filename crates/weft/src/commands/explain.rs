@@ -1,5 +1,5 @@
-//! `weft explain`: prints the plan for a pod and the source of each decision, or the verdict of network policies on a
-//! connection. It changes nothing. Without files, pod and definitions are those of a cluster.
+//! `weft explain`: prints the plan for a pod and where each decision comes from, or the network policies'
+//! verdict on a connection. It changes nothing. Without files, pod and definitions come from a cluster.
 
 mod cluster_pod;
 mod cluster_policies;
@@ -57,14 +57,14 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// Document of `-o json`.
+/// Document for `-o json`.
 #[derive(Serialize)]
 struct Explanation<'a> {
     pod: &'a PodIdentity,
     configuration: &'a str,
     networks: Vec<Row>,
     warnings: &'a [Warning],
-    /// Link to the pod on the page of weft.
+    /// Link to the pod on weft's page.
     #[serde(skip_serializing_if = "Option::is_none")]
     page: Option<String>,
 }
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Parses the address of the page. The empty one, as from an empty environment variable, means none.
+/// Parses the page's address. The empty one, as from an empty environment variable, means none.
 fn page_address(text: &str) -> Result<String, String> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     if rest.is_some_and(|host| !host.is_empty()) || text.is_empty() {
@@ -147,7 +147,7 @@ fn describe(plan: &Plan, loaded: &LoadedInputs, page: Option<&str>) -> String {
     output_text
 }
 
-/// Returns the width of the column of labels, which every label is shorter than.
+/// Returns how wide the label column is; every label is shorter.
 fn label_width(rows: &[Row]) -> usize {
     let decisions = rows.iter().flat_map(|row| row.because.iter().chain(&row.requests));
     let longest = decisions.map(|decision| plain(&decision.what).chars().count()).max();

@@ -1,7 +1,7 @@
-//! `weft history`: prints what `weft-cni` did for the pods of this node, and how the calls ended.
+//! `weft history`: prints what `weft-cni` did for the pods on this node, and how the calls ended.
 //!
 //! - It reads the history on the node's disk; agent and API server are not needed. It changes nothing.
-//! - Of each pod the newest records are printed. `--timeline` prints the stages of one ADD.
+//! - The newest records for each pod are printed. `--timeline` prints the stages in one ADD.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,7 +21,7 @@ use cli_support::terminal::plain;
 use cli_support::timestamp;
 use node_support::history::History;
 
-/// Width of the bars of a timeline, in characters.
+/// How wide the bars in a timeline are, in characters.
 const BARS: u64 = 40;
 
 /// Arguments of `weft history`.
@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     unknown.filter(|_| records.is_empty()).map_or(Ok(()), Err)
 }
 
-/// Keeps the last records of each pod.
+/// Keeps the last records for each pod.
 fn keep_last(records: &mut Vec<Record>, last: usize) {
     let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
     let mut kept: Vec<Record> = Vec::new();
@@ -133,7 +133,7 @@ fn lay_out(records: &[Record]) -> String {
     table::lay_out(&["time", "call", "pod", "duration", "outcome"], &rows, 0)
 }
 
-/// Returns the plan of a call in short: `eth0 home (bridge), net1 blue/net-a (macvlan)`.
+/// Returns a call's plan in short: `eth0 home (bridge), net1 blue/net-a (macvlan)`.
 fn networks(record: &Record) -> String {
     let each = record.networks.iter().map(|NetworkRecord { network, interface, plugin }| {
         let plugin = if plugin.is_empty() { String::new() } else { format!(" ({plugin})") };
@@ -142,7 +142,7 @@ fn networks(record: &Record) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the stages of a call as bars on a common axis.
+/// Returns a call's stages as bars on a common axis.
 fn waterfall(record: &Record) -> String {
     let Record { time, microseconds, verb, pod, stages, error, trace, .. } = record;
     let outcome = error.as_ref().map_or_else(|| networks(record), |error| format!("failed: {error}"));

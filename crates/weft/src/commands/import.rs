@@ -1,4 +1,4 @@
-//! `weft import`: imports the state of another meta-plugin or IPAM plugin while its pods run.
+//! `weft import`: imports the state that another meta-plugin or IPAM plugin has while its pods run.
 
 mod multus;
 mod whereabouts;

@@ -12,7 +12,7 @@ use clap::Args;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 
-/// Files of the example.
+/// Files in the example.
 const FILES: [(&str, &str); 2] =
     [("network.yaml", include_str!("init/network.yaml")), ("pod.yaml", include_str!("init/pod.yaml"))];
 

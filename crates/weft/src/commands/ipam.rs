@@ -1,7 +1,8 @@
-//! `weft ipam`: shows pools and holders of addresses, finds problems, and releases unused blocks and addresses.
+//! `weft ipam`: shows pools and who holds addresses, finds problems, and releases unused blocks and
+//! addresses.
 //!
-//! It reads the objects of the cluster. On a node without credentials, or if the API server does not answer, it reads the
-//! address stores of the node alone.
+//! It reads the cluster's objects. On a node without credentials, or if the API server does not answer, it
+//! only reads the node's address stores.
 
 mod host_stores;
 mod node_sandboxes;
@@ -191,7 +192,7 @@ async fn cluster(
     }
 }
 
-/// Returns the windows of all definitions; none if they cannot be listed.
+/// Returns the windows in all definitions; none if they cannot be listed.
 async fn network_windows(client: &Client) -> Vec<NetworkWindow> {
     let definitions = Api::<DefinitionObject>::all(client.clone()).list(&ListParams::default()).await;
     let mut windows: BTreeMap<(String, usize), NetworkWindow> = BTreeMap::new();
@@ -221,7 +222,7 @@ impl IpamCommand {
         address_stores
     }
 
-    /// Runs the command on the address stores of this node.
+    /// Runs the command on this node's address stores.
     fn run_locally(
         &self,
         stores: &[HostStore],
@@ -243,7 +244,7 @@ impl IpamCommand {
     }
 }
 
-/// Document of `weft ipam who -o json`: the holder of an address.
+/// Document for `weft ipam who -o json`: who holds the address.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AddressHolder {
@@ -315,7 +316,7 @@ fn who(
     print_address_holders(&holders)
 }
 
-/// Prints the table of the holders of an address.
+/// Prints a table that shows who holds an address.
 fn print_address_holders(holders: &[AddressHolder]) -> Result<(), Failure> {
     let or_default =
         |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
@@ -336,7 +337,8 @@ fn print_address_holders(holders: &[AddressHolder]) -> Result<(), Failure> {
     output::print(&table::lay_out(&["address", "pool", "block", "node", "claim", "held by"], &rows, 0))
 }
 
-/// Returns the owner of an address in an address store of this node; `None` if there is none or it is unreadable.
+/// Returns an address's owner in one of this node's address stores; `None` if there is none or it is
+/// unreadable.
 fn recorded_owner(path: &Path, address: IpAddr) -> Option<Owner> {
     let store = address_store::read(path).ok()??;
     let held = address_store::held(path, &store).ok()?.into_iter().find(|held| held.ip == address);
@@ -446,7 +448,8 @@ async fn remove_invalid(client: &Client, name: &str, block: &BlockObject) -> Res
     }
 }
 
-/// Returns the object with this name, or the only one with this range. Pools of several address spaces may have the range.
+/// Returns the object with this name, or the only one with this range. Pools in several address spaces may
+/// have the range.
 fn find_block<'a>(snapshot: &'a ClusterSnapshot, name: &str) -> Result<&'a BlockObject, Failure> {
     let own = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
     let range: Option<IpNet> = name.parse().ok().or_else(|| name.parse::<IpAddr>().ok().map(IpNet::from));
@@ -465,8 +468,9 @@ fn find_block<'a>(snapshot: &'a ClusterSnapshot, name: &str) -> Result<&'a Block
     }
 }
 
-/// Refuses to release a block in use. A running node continues to allocate from its address store, so its blocks are always
-/// refused. Addresses of a deleted node, and addresses without a node, may still be in use and require `--force`.
+/// Refuses to release a block in use. A running node continues to allocate from its address store, so its
+/// blocks are always refused. If a node is deleted or an address has no node, the addresses may still be in
+/// use, so `--force` is required.
 fn refuse_if_in_use(
     snapshot: &ClusterSnapshot,
     name: &str,

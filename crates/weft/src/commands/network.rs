@@ -1,4 +1,4 @@
-//! `weft network`: sets, lists, shows and removes the CRI networks of a node through the runtime's socket.
+//! `weft network`: sets, lists, shows and removes a node's CRI networks through the runtime's socket.
 
 mod document;
 
@@ -141,7 +141,7 @@ async fn connect(server: &Server) -> Result<Client, Failure> {
     })
 }
 
-/// Converts a gRPC status into a failure with the message of the server.
+/// Converts a gRPC status into a failure with the server's message.
 fn failure(status: &Status) -> Failure {
     let failure = Failure::new(status.message());
     match status.code() {
@@ -227,14 +227,14 @@ async fn show(arguments: &Show) -> Result<(), Failure> {
     output::print(&format!("{}\n{pretty}\n", table::lay_out(&headings, &rows, 0)))
 }
 
-/// Returns the name of a network; `namespace` is that of a name without one.
+/// Returns a network's name; `namespace` is for a name without one.
 fn name_within(namespace: Option<&str>, text: &str) -> Name {
     let Name { namespace: own, name } = Name::read(text);
     let namespace = if own.is_empty() { namespace.unwrap_or_default().to_owned() } else { own };
     Name { namespace, name }
 }
 
-/// Sets the namespace of a network that has none.
+/// Sets the namespace for a network that has none.
 ///
 /// # Errors
 /// It has another one: a usage error, as for kubectl.
@@ -256,7 +256,7 @@ fn set_namespace(config: &mut NetworkConfig, namespace: Option<&str>) -> Result<
     }
 }
 
-/// Returns the network of this name.
+/// Returns the network with this name.
 fn find<'a>(networks: &'a [Network], name: &Name) -> Result<&'a Network, Failure> {
     let wanted = name.to_string();
     networks.iter().find(|network| label(network) == wanted).ok_or_else(|| {

@@ -30,22 +30,22 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cni::name::IfName;
 
-/// UDP port of the probes.
+/// UDP port that the probes use.
 const PORT: u16 = 9469;
-/// Number of small packets to an address. The first ones may be lost while duplicate address detection of an IPv6 address
-/// runs, or while a bridge learns its ports.
+/// How many small packets are sent to an address. The first ones may be lost while duplicate address
+/// detection runs for an IPv6 address, or while a bridge learns its ports.
 const SMALL_ATTEMPTS: u64 = 12;
-/// Number of large packets to an address.
+/// How many large packets are sent to an address.
 const LARGE_ATTEMPTS: u64 = 3;
-/// Timeout of one reply.
+/// Timeout for one reply.
 const REPLY_MAX: Duration = Duration::from_millis(500);
-/// Pause after an error of the kernel.
+/// Pause after the kernel reported an error.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Maximum number of addresses.
 const ADDRESSES_MAX: usize = 32;
-/// Maximum size of a UDP datagram over IPv4, in bytes.
+/// Maximum size for a UDP datagram over IPv4, in bytes.
 const DATAGRAM_MAX: usize = 65507;
-/// Sizes of the headers of UDP over IPv4 and IPv6, in bytes.
+/// Header sizes for UDP over IPv4 and IPv6, in bytes.
 const HEADERS: [usize; 2] = [20 + 8, 40 + 8];
 
 /// Arguments of `weft probe`.
@@ -73,23 +73,23 @@ pub(crate) struct Arguments {
     report: Option<PathBuf>,
 }
 
-/// Report of the packets that were sent.
+/// Report about the packets that were sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// MTU of the interface, or of the route if that is smaller, in bytes; 0 if it is unknown.
+    /// MTU on the interface, or on the route if that is smaller, in bytes; 0 if it is unknown.
     pub(crate) mtu: usize,
-    /// Replies in the order of the addresses.
+    /// Replies in address order.
     pub(crate) replies: Vec<Reply>,
 }
 
-/// Replies of an address.
+/// Replies from an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Reply {
-    /// Address.
+    /// Address that was probed.
     pub(crate) address: IpAddr,
-    /// Round-trip time of a small packet; `None` without a reply.
+    /// Round-trip time for a small packet; `None` without a reply.
     #[serde(default)]
     pub(crate) microseconds: Option<u64>,
     /// Size of the packet that was as large as the MTU, if it was answered, in bytes.
@@ -98,7 +98,7 @@ pub(crate) struct Reply {
     /// Own address from which the packets were sent, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<IpAddr>,
-    /// Error of the kernel, if it refused a packet.
+    /// Why the kernel refused a packet, if it did.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) error: String,
 }
@@ -132,8 +132,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     output::print_json(&found)
 }
 
-/// Returns the MTU of the path to an address, as far as this pod knows it: that of the interface, or of the route; and the
-/// own address on it, if it certainly belongs to the interface.
+/// Returns the MTU on the path to an address, as far as this pod knows it: the interface's, or the route's;
+/// and the own address on it, if it certainly belongs to the interface.
 async fn path(interface: &IfName, own: IpAddr, to: SocketAddr) -> io::Result<(usize, Option<IpAddr>)> {
     let (socket, is_bound) = bind(interface, (own, 0).into()).await?;
     socket.connect(to).await?;
@@ -165,12 +165,12 @@ async fn answer(interface: &IfName, token: &str) -> io::Result<()> {
     }
 }
 
-/// Returns the beginning of every packet of a run.
+/// Returns how every packet in a run begins.
 fn prefix(token: &str) -> String {
     format!("weft-test {token} ")
 }
 
-/// Returns a packet of a run with this number, of `size` bytes if that is enough.
+/// Returns a packet for a run with this number, `size` bytes long if that is enough.
 fn packet(token: &str, number: u64, size: usize) -> Vec<u8> {
     let mut packet = format!("{}{number:016x}", prefix(token)).into_bytes();
     packet.resize(size.max(packet.len()).min(DATAGRAM_MAX), b'.');
@@ -238,7 +238,7 @@ async fn small(socket: &UdpSocket, to: SocketAddr, token: &str, reply: &mut Repl
     }
 }
 
-/// Sends packets of a size until one is answered; returns the size then.
+/// Sends packets with a size until one is answered; returns the size then.
 async fn large(
     socket: &UdpSocket,
     to: SocketAddr,

@@ -35,9 +35,9 @@ use cli_support::terminal::plain;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Plugins, WeftCni};
 
-/// Beginnings of the names of directories of `weft attach`; the second one before it is complete.
+/// How directories begin that `weft attach` makes; the second one before it is complete.
 const SCRATCH: [&str; 2] = ["weft-attach-", ".weft-attach-"];
-/// Bridge of the built-in default network, which no DEL removes.
+/// Bridge for the built-in default network, which no DEL removes.
 const BRIDGE: &str = "weft0";
 
 /// Arguments of `weft reset`.
@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// Object that is removed, as printed and as in the document of `-o json`.
+/// Object that is removed, as printed and as in the document for `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Leftover {
@@ -70,14 +70,14 @@ struct Leftover {
     name: String,
     details: String,
     state: RemovalState,
-    /// Reason of a failed removal.
+    /// Why it could not be removed.
     #[serde(skip_serializing_if = "String::is_empty")]
     error: String,
     #[serde(skip)]
     sandbox: Option<(JournalHandle, Box<Entry>)>,
 }
 
-/// Kind of a leftover.
+/// What kind of leftover it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Kind {
@@ -87,7 +87,7 @@ enum Kind {
     Directory,
 }
 
-/// State of a removal.
+/// What happened to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum RemovalState {
@@ -125,7 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 // === impl Reset ===
 
 impl Reset {
-    /// Returns the leftovers of this machine.
+    /// Returns the leftovers on this machine.
     fn find(journals: &[JournalHandle], weft_cni: &WeftCni) -> Result<Reset, Failure> {
         let mut reset = Reset::default();
         let (mut used, mut of_runtime) = (UsedNamespaces::default(), 0);
@@ -162,7 +162,7 @@ impl Reset {
         Ok(reset)
     }
 
-    /// Adds the namespaces of killed attaches: those of weft that nothing uses.
+    /// Adds the namespaces that killed attaches left: weft's, if nothing uses them.
     fn find_namespaces(&mut self, used: &UsedNamespaces, weft_cni: &WeftCni) {
         let entries = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
         let mut names: Vec<String> =
@@ -307,7 +307,7 @@ impl Leftover {
     }
 }
 
-/// Whether the sandbox of an entry was made by `weft attach`.
+/// Whether `weft attach` made the sandbox in an entry.
 fn is_trial(entry: &Entry) -> bool {
     let pod = PodName::new(&entry.plan.pod.namespace, &entry.plan.pod.name);
     let id = pod.ok().and_then(|pod| pod.container_id().ok());

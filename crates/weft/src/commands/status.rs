@@ -33,17 +33,18 @@ use kube_support::custom_resources::{FailedCall, NodePool, PluginState, WeftNode
 use kube_support::resource;
 use kube_support::resources::{NodeObject, PodObject};
 
-/// Selector of the agents' pods, in deploy/ and in the chart.
+/// Selector for the agents' pods, in deploy/ and in the chart.
 const AGENTS: &str = "app.kubernetes.io/name=weft,app.kubernetes.io/component=agent";
-/// Container of the agent in its pod. A pod without it only installs weft (`weft install --thin`).
+/// Agent container in its pod. A pod without it only installs weft (`weft install --thin`).
 const CONTAINER: &str = "agent";
-/// Label of a node with its operating system.
+/// Label on a node with its operating system.
 const SYSTEM: &str = "kubernetes.io/os";
-/// Age up to which the report of an agent that is no pod is recent, in seconds: three times the interval of unchanged reports.
+/// Age up to which a report is recent if the agent is no pod, in seconds: three times the interval between
+/// unchanged reports.
 const RECENT: u64 = 900;
 /// Message about missing reports, which is printed once.
 static NO_REPORTS: Once = Once::new();
-/// Column with the age of the report.
+/// Column with the report's age.
 const REPORTED: usize = 8;
 /// Interval between two looks with `--wait` and `-w`.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -78,7 +79,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// State of the agent of a node.
+/// State of a node's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum AgentPresence {
@@ -92,7 +93,7 @@ enum AgentPresence {
     Thin,
 }
 
-/// Row of a node, and its document.
+/// Row for a node, and its document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeRow {
@@ -104,7 +105,7 @@ struct NodeRow {
     report: WeftNodeStatus,
 }
 
-/// Pod of an agent, reduced to the fields in use.
+/// Agent pod, reduced to the fields in use.
 #[derive(Clone, Debug, Deserialize)]
 struct AgentPod {
     metadata: ObjectMeta,
@@ -178,8 +179,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     })
 }
 
-/// Prints the rows, and those that change, until the process is interrupted or its reader is gone. A failure of the first
-/// look ends it. Later, a node that is gone is a removed row.
+/// Prints the rows, and those that change, until the process is interrupted or its reader is gone. If the
+/// first look fails, it ends. Later, a node that is gone is a removed row.
 async fn watch_nodes(client: &Client, nodes: &[String], format: Format) -> Result<(), Failure> {
     let mut table = WatchedTable::new(1, REPORTED);
     let mut shown = String::new();
@@ -199,7 +200,7 @@ async fn watch_nodes(client: &Client, nodes: &[String], format: Format) -> Resul
     Ok(())
 }
 
-/// Returns the rows of all nodes, or of those with these names, which must exist.
+/// Returns the rows for all nodes, or for those with these names, which must exist.
 async fn look(client: &Client, names: &[String]) -> Result<Vec<NodeRow>, Failure> {
     let (rows, unknown) = rows(client, names).await?;
     match unknown {
@@ -209,7 +210,7 @@ async fn look(client: &Client, names: &[String]) -> Result<Vec<NodeRow>, Failure
     }
 }
 
-/// Returns the rows of all nodes, or of those with these names, and the first name that is no node's.
+/// Returns the rows for all nodes, or for those with these names, and the first name that no node has.
 async fn rows(client: &Client, names: &[String]) -> Result<(Vec<NodeRow>, Option<String>), Failure> {
     let all = Api::<NodeObject>::all(client.clone());
     // The API server answers from its cache, without the images and conditions of the nodes.
@@ -236,7 +237,7 @@ where
     listed.map(|list| list.items).map_err(|error| api_error::failure(format_args!("list {kind}"), &error))
 }
 
-/// Returns the reports by the names of their nodes; none, with a message, if the cluster lacks their definition.
+/// Returns the reports by node name; none, with a message, if the cluster lacks their definition.
 async fn reports(client: &Client) -> Result<BTreeMap<String, WeftNodeStatus>, Failure> {
     let reports: Api<WeftNode> = Api::all(client.clone());
     match reports.list(&ListParams::default()).await {
@@ -276,7 +277,7 @@ fn is_recent(report: &WeftNodeStatus) -> bool {
     parse_utc(&report.reported_at).is_some_and(|time| now().saturating_sub(time) <= RECENT)
 }
 
-/// Returns the headings of the table.
+/// Returns the table's headings.
 fn headings(format: Format) -> Vec<&'static str> {
     let mut headings = vec![
         "node",
@@ -320,7 +321,8 @@ impl AgentPresence {
 // === impl NodeRow ===
 
 impl NodeRow {
-    /// Whether pods of the node get their networks from this release: the agent is ready and the plugin is its own.
+    /// Whether pods on the node get their networks from this release: the agent is ready and the plugin is
+    /// its own.
     fn is_ready(&self) -> bool {
         match self.agent {
             AgentPresence::Ready => matches!(self.report.plugin, PluginState::Current | PluginState::Unknown),

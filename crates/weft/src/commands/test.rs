@@ -38,19 +38,19 @@ use targets::TestedNetwork;
 
 /// Interval between two looks at the pods.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Interval between two looks at the Events of pods that do not start.
+/// Interval between two looks at the Events about pods that do not start.
 const EVENTS_INTERVAL: Duration = Duration::from_secs(2);
-/// Number of cases that run at the same time.
+/// How many cases run at the same time.
 const CONCURRENT: usize = 8;
-/// Time for which pods may outlive the timeout of their case, in seconds.
+/// How long pods may outlive their case's timeout, in seconds.
 const SPARE: u64 = 30;
-/// Timeout of the removal.
+/// Timeout for the removal.
 const REMOVAL_MAX: Duration = Duration::from_secs(90);
-/// Namespace of the agents in deploy/.
+/// Namespace that the agents are in according to deploy/.
 const AGENT_NAMESPACE: &str = "kube-system";
-/// Timeouts of a case, in seconds.
+/// Timeouts that a case can have, in seconds.
 const TIMEOUTS: RangeInclusive<u64> = 30..=3600;
-/// Codes of responses to a request that is not repeated.
+/// Response codes after which a request is not repeated.
 const FINAL: [u16; 4] = [400, 403, 404, 422];
 
 /// Arguments of `weft test`.
@@ -100,7 +100,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// Parses the timeout of a case and returns its seconds.
+/// Parses a case's timeout and returns its seconds.
 fn timeout(text: &str) -> Result<u64, String> {
     let seconds = seconds(text).map_err(|error| error.to_string())?;
     match TIMEOUTS.contains(&seconds) {
@@ -224,7 +224,7 @@ async fn test_all(
     Ok(())
 }
 
-/// Makes a step of each case.
+/// Makes a step in each case.
 async fn advance(
     client: &Client,
     run: &Run,
@@ -254,7 +254,8 @@ async fn advance(
     }
 }
 
-/// Ends the cases whose pod will not get its network. An API server that does not list the Events leaves them to the timeout.
+/// Ends the cases whose pod will not get its network. If the API server does not list the Events, they end by
+/// the timeout.
 async fn end_hopeless(
     client: &Client,
     batch: &mut [Case],
@@ -273,7 +274,7 @@ async fn end_hopeless(
     }
 }
 
-/// Prints the outcome of a case that has ended.
+/// Prints how a case has ended.
 fn show(case: &Case, progress: Progress) {
     if let Some(outcome) = case.outcome() {
         let Outcome { network, nodes, verdict, found, .. } = outcome;
@@ -305,7 +306,7 @@ async fn time_out(
     }
 }
 
-/// Deletes the pods of killed runs.
+/// Deletes the pods that killed runs left.
 async fn remove_expired(
     client: &Client,
     namespaces: &BTreeSet<String>,
@@ -322,7 +323,7 @@ async fn remove_expired(
     Ok(())
 }
 
-/// Deletes the pods of all runs in the namespaces that the options name.
+/// Deletes all runs' pods in the namespaces that the options name.
 async fn remove_all(
     client: &Client,
     arguments: &Arguments,
@@ -335,7 +336,7 @@ async fn remove_all(
     Ok(())
 }
 
-/// Returns the namespaces of these networks; `namespace` is that of a network without one, and of no network.
+/// Returns the namespaces for these networks; `namespace` is for a network without one, and for no network.
 fn named_namespaces(networks: &[String], namespace: &str) -> BTreeSet<String> {
     let of = |name: &String| name.split_once('/').map_or(namespace, |(own, _)| own).to_owned();
     match networks {
@@ -344,7 +345,7 @@ fn named_namespaces(networks: &[String], namespace: &str) -> BTreeSet<String> {
     }
 }
 
-/// Deletes the pods of a run.
+/// Deletes a run's pods.
 async fn remove_run(client: &Client, token: &str, namespaces: &BTreeSet<String>) -> Result<(), Failure> {
     remove_until_gone(client, namespaces, Some(token)).await.map(|_| ())
 }

@@ -1,20 +1,20 @@
-//! Writer of a tar archive (ustar) with small files.
+//! Writer for a tar archive (ustar) with small files.
 //!
 //! Source: tar(5), ustar.
 
 use std::fs::File;
 use std::io::{self, Write};
 
-/// Size of a block, in bytes.
+/// Block size, in bytes.
 const BLOCK: usize = 512;
-/// Maximum length of a name, in bytes.
+/// Maximum length for a name, in bytes.
 const NAME_MAX: usize = 100;
 
 /// Archive that is being written.
 #[derive(Debug)]
 pub(super) struct Archive {
     file: File,
-    /// Time of each file, in seconds since 1970.
+    /// Time that each file gets, in seconds since 1970.
     time: u64,
 }
 

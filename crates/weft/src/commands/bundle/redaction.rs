@@ -1,9 +1,10 @@
-//! Removal of secrets from documents and texts of a support archive.
+//! Removes secrets from documents and texts in a support archive.
 //!
 //! - A value is removed if its name says that it is secret, whatever it is.
-//! - In texts, also inside strings of documents: named values, bearer tokens, JSON web tokens, private keys, and passwords in
-//!   URLs.
-//! - A JSON document inside a string, such as the configuration of a network, is treated like the document around it.
+//! - In texts, also inside strings in documents: named values, bearer tokens, JSON web tokens, private keys,
+//!   and passwords in URLs.
+//! - A JSON document inside a string, such as a network's configuration, is treated like the document around
+//!   it.
 
 use std::sync::LazyLock;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 /// Text in place of a secret.
 pub(super) const REDACTED: &str = "REDACTED";
-/// Parts of names whose values are secret, in lower case and without separators.
+/// Parts that mark a name's value as secret, in lower case and without separators.
 const SECRET_NAMES: [&str; 16] = [
     "psk",
     "pwd",
@@ -32,7 +33,7 @@ const SECRET_NAMES: [&str; 16] = [
     "cookie",
 ];
 
-/// Patterns of secrets in texts, and their replacements.
+/// Patterns that secrets have in texts, and what replaces them.
 static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     let patterns = [
         (r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\z)", REDACTED),
@@ -51,7 +52,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     patterns.into_iter().filter_map(|(pattern, with)| Some((Regex::new(pattern).ok()?, with))).collect()
 });
 
-/// Removes the secrets of a text.
+/// Removes the secrets from a text.
 pub(super) fn text(text: &str) -> String {
     let clean = |text: String, (pattern, with): &(Regex, &'static str)| {
         pattern.replace_all(&text, *with).into_owned()
@@ -59,7 +60,7 @@ pub(super) fn text(text: &str) -> String {
     PATTERNS.iter().fold(text.to_owned(), clean)
 }
 
-/// Removes the secrets of a JSON document.
+/// Removes the secrets from a JSON document.
 pub(super) fn document(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -89,7 +90,7 @@ pub(super) fn document(value: &mut Value) {
     }
 }
 
-/// Whether the name of a field says that its value is secret.
+/// Whether a field's name says that its value is secret.
 fn is_secret(name: &str) -> bool {
     let plain: String =
         name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();

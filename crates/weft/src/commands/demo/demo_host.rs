@@ -26,26 +26,26 @@ use cli_support::output::Progress;
 use node_support::journal_reader::{Journal, Row};
 use node_support::weft_cni::{Contents, Subject, WeftCni};
 
-/// Name of the journal directory in the directory of the run.
+/// Name of the journal directory below the run's directory.
 const JOURNAL: &str = "journal";
-/// Directory in the example files, replaced by the directory of the run.
+/// Directory in the example files, which the run's directory replaces.
 const EXAMPLE_DIRECTORY: &str = "/run/weft-example";
-/// Timeout of one plugin, in seconds; short, because a person waits at a terminal.
+/// Timeout for one plugin, in seconds; short, because a person waits at a terminal.
 const DELEGATE_SECONDS: u32 = 10;
 
 /// Attached pod with its sandbox.
 #[derive(Debug)]
 pub(super) struct AttachedPod {
-    /// The pod.
+    /// Pod that was attached.
     pub(super) pod: PodName,
-    /// Path of its network namespace.
+    /// Path to its network namespace.
     pub(super) netns: String,
     /// Journal entry after the ADD.
     pub(super) entry: Entry,
     operations: SandboxOperations,
 }
 
-/// Simulated host with all objects of a run.
+/// Simulated host with all objects that a run creates.
 #[derive(Debug)]
 pub(super) struct DemoHost {
     tag: RunTag,
@@ -63,7 +63,7 @@ pub(super) struct DemoHost {
 // === impl DemoHost ===
 
 impl DemoHost {
-    /// Returns a host of which nothing is created yet.
+    /// Returns a host for which nothing is created yet.
     pub(super) fn new(tag: RunTag, weft_cni: WeftCni, path: Option<&str>, progress: Progress) -> DemoHost {
         let path = path.map_or_else(|| weft_cni.plugin_path(), str::to_owned);
         DemoHost {
@@ -83,7 +83,7 @@ impl DemoHost {
         &self.weft_cni
     }
 
-    /// Returns the tag of this run.
+    /// Returns this run's tag.
     pub(super) fn tag(&self) -> &RunTag {
         &self.tag
     }
@@ -98,7 +98,8 @@ impl DemoHost {
         &self.pods
     }
 
-    /// Removes what killed runs left: first the attachments in their journals, then the namespaces with their names.
+    /// Removes what killed runs left: first the attachments in their journals, then the namespaces with their
+    /// names.
     pub(super) fn remove_abandoned(&self) -> Result<(), Failure> {
         self.remove_abandoned_runs(PREFIX)
     }
@@ -147,7 +148,7 @@ impl DemoHost {
         Ok(())
     }
 
-    /// Creates the simulated host and the directory of this run.
+    /// Creates the simulated host and this run's directory.
     pub(super) fn create(&mut self) -> Result<(), Failure> {
         self.scratch = Some(Scratch::new(&self.tag.prefix(), "another demo uses the same names")?);
         self.create_namespace(&self.tag.host())
@@ -158,7 +159,7 @@ impl DemoHost {
         self.weft_cni.create(path)
     }
 
-    /// Returns the network objects of the simulated host.
+    /// Returns the network objects on the simulated host.
     pub(super) fn host_contents(&self) -> Result<Contents, Failure> {
         self.weft_cni.contents(&self.tag.host())
     }
@@ -197,7 +198,7 @@ impl DemoHost {
         Ok(())
     }
 
-    /// Returns the meta-plugin with the directories of this run and, by default, built-in plugins.
+    /// Returns the meta-plugin with this run's directories and, by default, built-in plugins.
     fn meta_plugin(&self, loaded: &LoadedInputs, number: usize) -> Result<MetaPlugin, Failure> {
         let Some(scratch) = &self.scratch else {
             return Err(Failure::new("the simulated host is not created"));
@@ -219,7 +220,7 @@ impl DemoHost {
         Ok(meta_plugin)
     }
 
-    /// Runs CHECK of every attachment.
+    /// Runs CHECK for every attachment.
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.progress.line("");
         for AttachedPod { pod, operations, entry, .. } in &self.pods {
@@ -246,7 +247,7 @@ impl DemoHost {
         operations.detach(&entry).map_err(|failure| failure.context(format_args!("detach {pod}")))
     }
 
-    /// Removes all objects of the run. Objects that are already gone are not an error.
+    /// Removes everything that the run created. Objects that are already gone are not an error.
     pub(super) fn remove_all(&mut self) -> Result<(), Failure> {
         let mut failures = Vec::new();
         while let Some(operations) = self.started.pop() {

@@ -1,4 +1,4 @@
-//! Inputs of the demo: the built-in files of `examples/`, or the given files.
+//! What the demo runs: the built-in files from `examples/`, or the given files.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ const FILES: &[(&str, Kind, &str)] = &[
     ("examples/pods.yaml", Kind::Manifest, include_str!("../../../../../examples/pods.yaml")),
 ];
 
-/// Files and pods of a demo.
+/// Files and pods for a demo.
 #[derive(Debug)]
 pub(super) struct DemoInputs {
     /// Manifests and configuration.
@@ -32,7 +32,7 @@ pub(super) struct DemoInputs {
     pub(super) partner: PodName,
 }
 
-/// Returns the files and the two pods; by default the first two pods of the manifests.
+/// Returns the files and the two pods; by default the first two in the manifests.
 pub(super) fn load(
     files: &[PathBuf],
     pod: Option<&PodName>,

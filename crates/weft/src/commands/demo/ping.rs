@@ -1,4 +1,4 @@
-//! Pings from one pod to the other, across each network of both pods.
+//! Pings from one pod to the other, across each network that both have.
 
 use cni::Version;
 use cni::result::Success;
@@ -12,10 +12,10 @@ use cli_support::interrupt::Interrupt;
 use cli_support::table;
 use cli_support::terminal::plain;
 
-/// Number of attempts. The first may fail while duplicate address detection of an IPv6 address runs.
+/// How many attempts are made. The first may fail while duplicate address detection runs for an IPv6 address.
 const ATTEMPTS: usize = 3;
 
-/// Source and destination of a ping.
+/// Source and destination for a ping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pair {
     network: String,
@@ -69,7 +69,7 @@ pub(super) fn ping_all(
     }
 }
 
-/// Returns, for each address of the pod, an address of the partner on the same network and of the same family.
+/// Returns, for each address on the pod, an address on the partner in the same network and family.
 fn pairs(pod: &Entry, partner: &Entry) -> Vec<Pair> {
     let partner_addresses = addresses(partner);
     let mut pairs = Vec::new();
@@ -90,7 +90,7 @@ fn pairs(pod: &Entry, partner: &Entry) -> Vec<Pair> {
     pairs
 }
 
-/// Returns network, interface and address of each attachment.
+/// Returns network, interface and address for each attachment.
 fn addresses(entry: &Entry) -> Vec<(String, String, IpNet)> {
     let mut found = Vec::new();
     for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {

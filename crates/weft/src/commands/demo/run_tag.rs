@@ -1,12 +1,12 @@
-//! Names of the objects of one demo run: a common prefix and a tag of the run.
+//! Names for the objects in one demo run: a common prefix and the run's tag.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::pod_name::NAMESPACES;
 
-/// Prefix of the names of every run.
+/// Prefix that every run's names have.
 pub(crate) const PREFIX: &str = "weft-demo-";
-/// Suffix of the name of the simulated host.
+/// Suffix for the simulated host's name.
 const HOST: &str = "host";
 
 /// Tag that distinguishes one run from others.
@@ -20,17 +20,17 @@ impl RunTag {
         RunTag(format!("{:x}-{:05x}", std::process::id(), now.subsec_nanos() & 0xf_ffff))
     }
 
-    /// Returns the prefix of every name of this run.
+    /// Returns the prefix for every name in this run.
     pub(super) fn prefix(&self) -> String {
         format!("{PREFIX}{}", self.0)
     }
 
-    /// Returns the path of the namespace of the simulated host.
+    /// Returns the path to the simulated host's namespace.
     pub(super) fn host(&self) -> String {
         self.namespace(HOST)
     }
 
-    /// Returns the path of a network namespace of this run.
+    /// Returns the path to a network namespace in this run.
     pub(super) fn namespace(&self, of: &str) -> String {
         format!("{NAMESPACES}/{}-{of}", self.prefix())
     }

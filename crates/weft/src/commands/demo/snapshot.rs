@@ -1,7 +1,8 @@
-//! Snapshot of the machine before and after the demo, and the differences.
+//! Machine snapshots before and after the demo, and the differences.
 //!
-//! A snapshot has links, addresses, routes, rules, our owner tags in packet filters (`weft-cni sandbox show`), and the
-//! files below [`DIRECTORIES`]. Directories themselves and the files of other demos are not compared.
+//! A snapshot has links, addresses, routes, rules, our owner tags in packet filters (`weft-cni sandbox
+//! show`), and the files below [`DIRECTORIES`]. Directories themselves and other demos' files are not
+//! compared.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,21 +21,21 @@ use node_support::weft_cni::{Contents, WeftCni};
 
 /// Directories in which network software keeps files.
 const DIRECTORIES: &[&str] = &["/run/netns", "/run/cni", "/var/lib/cni", "/var/lib/weft"];
-/// Directory of which the entries whose name begins with `weft` are compared.
+/// Directory in which only entries are compared whose name begins with `weft`.
 const RUN: &str = "/run";
 /// Directories that our plugins create for caches, the innermost first.
 const CACHE_DIRECTORIES: &[&str] = &["/run/weft/host-local", "/run/weft"];
-/// Cached copies of address directories. Their names do not contain the tag of a run, so they are not compared while
-/// another demo runs.
+/// Cached copies of address directories. Their names do not contain a run's tag, so they are not compared
+/// while another demo runs.
 const CACHED_ADDRESSES: &str = "/run/weft/host-local/";
 /// Maximum number of files.
 const FILES_MAX: usize = 100_000;
 
-/// State of the machine at one time.
+/// What the machine looks like at one time.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     contents: Contents,
-    /// Path, size and modification time of each file.
+    /// Path, size and modification time for each file.
     files: BTreeSet<String>,
     /// Existing directories among [`CACHE_DIRECTORIES`] and [`NAMESPACES`].
     present: BTreeSet<PathBuf>,
@@ -81,13 +82,13 @@ impl Snapshot {
         }
     }
 
-    /// Returns the number of objects of each kind.
+    /// Returns how many objects there are, by kind.
     pub(super) fn summary(&self) -> String {
         let counts = self.contents.iter().map(|(kind, lines)| format!("{kind} {}", lines.len()));
         counts.chain([format!("files {}", self.files.len())]).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns a line for each object that only one of the snapshots has.
+    /// Returns a line for each object that only one snapshot has.
     pub(super) fn differences(&self, after: &Snapshot) -> Vec<String> {
         let mut lines = contents_differences(&self.contents, &after.contents);
         lines.extend(self.files.difference(&after.files).map(|file| format!("- file {file}")));
@@ -170,7 +171,7 @@ pub(super) fn check_remaining(
     }
 }
 
-/// Returns the names of the bridges. Lines have the form `NAME KIND …`.
+/// Returns the bridges' names. Lines have the form `NAME KIND …`.
 fn bridges(contents: &Contents) -> Vec<String> {
     let links = contents.get("links").map(Vec::as_slice).unwrap_or_default();
     let bridge = |line: &String| {

@@ -1,8 +1,9 @@
-//! Findings about the kernel: features that the definitions of the node need, and that this kernel lacks.
+//! Findings about the kernel: features that the node's definitions need, and that this kernel lacks.
 //!
-//! - A feature is there if the kernel has a symbol of it, or if a module of it is installed: the kernel loads it by itself.
-//! - Without the directory of modules, as in a pod, nothing is known about modules that are not loaded. Then there is no
-//!   finding, unless the kernel has no modules at all.
+//! - A feature is there if the kernel has one of its symbols, or if one of its modules is installed: the
+//!   kernel loads it by itself.
+//! - Without the module directory, as in a pod, nothing is known about modules that are not loaded. Then
+//!   there is no finding, unless the kernel has no modules at all.
 //!
 //! Source: proc_kallsyms(5); depmod(8), `modules.dep`, `modules.builtin`.
 
@@ -26,14 +27,14 @@ use cli_support::async_runtime::runtime;
 use kube_support::client;
 use kube_support::resources::{DefinitionObject, Reduced};
 
-/// Maximum size of the list of symbols, in bytes.
+/// Maximum size for the symbol list, in bytes.
 const SYMBOLS_MAX: u64 = 64 << 20;
 /// Maximum number of definitions that are read from the API server.
 const DEFINITIONS_MAX: u32 = 2000;
 /// Maximum number of networks that a finding names.
 const NAMED_MAX: usize = 5;
 
-/// Features: plugin, name, beginning of a symbol, module.
+/// Features: plugin, name, how a symbol begins, module.
 const FEATURES: [(&str, &str, &str, &str); 12] = [
     ("macvlan", "macvlan", "macvlan_common_setup", "macvlan"),
     ("ipvlan", "ipvlan", "ipvlan_link_setup", "ipvlan"),
@@ -48,15 +49,15 @@ const FEATURES: [(&str, &str, &str, &str); 12] = [
     ("firewall", "nf_tables", "nf_tables_newrule", "nf_tables"),
     ("bandwidth", "the queueing discipline tbf", "tbf_enqueue", "sch_tbf"),
 ];
-/// Feature of networks with `ipMasq`.
+/// Feature that networks with `ipMasq` need.
 const MASQUERADE: (&str, &str, &str) = ("masquerading by nf_tables", "nft_masq_", "nft_masq");
 
 /// Facts about the kernel, as far as they are known.
 #[derive(Debug)]
 struct Kernel {
-    /// Beginnings of symbols in the tables that the kernel has.
+    /// Symbol prefixes from the tables that the kernel has.
     symbols: BTreeSet<&'static str>,
-    /// Names of the installed modules; `None` if they are unknown.
+    /// Installed modules; `None` if they are unknown.
     modules: Option<BTreeSet<String>>,
     release: String,
 }
@@ -64,7 +65,8 @@ struct Kernel {
 /// Networks that need a feature: its name, symbol and module.
 type Needs = BTreeMap<(&'static str, &'static str, &'static str), BTreeSet<String>>;
 
-/// Returns the findings for the definitions of a node: those of the files, of `manifestDir`, and of the API server.
+/// Returns the findings for a node's definitions: those in the files, in `manifestDir`, and from the API
+/// server.
 pub(super) fn findings(inputs: &Inputs, kubeconfig: Kubeconfig<'_>) -> Vec<Finding> {
     let mut definitions = of_files(inputs);
     definitions.extend(of_cluster(kubeconfig));
@@ -78,11 +80,11 @@ pub(super) fn findings(inputs: &Inputs, kubeconfig: Kubeconfig<'_>) -> Vec<Findi
 /// Credentials with which definitions are read from the API server.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kubeconfig<'a> {
-    /// There are none.
+    /// There is none.
     Absent,
-    /// Those of this pod.
+    /// This pod's credentials.
     OfPod,
-    /// Those of a file.
+    /// A file.
     File(&'a Path),
 }
 
@@ -95,7 +97,7 @@ fn of_files(inputs: &Inputs) -> Vec<Definition> {
     collect(files.iter()).definitions.into_values().collect()
 }
 
-/// Returns the definitions of the cluster; none if it cannot be reached, which other checks report.
+/// Returns the cluster's definitions; none if it cannot be reached, which other checks report.
 fn of_cluster(kubeconfig: Kubeconfig<'_>) -> Vec<Definition> {
     let path = match kubeconfig {
         Kubeconfig::Absent => return Vec::new(),
@@ -127,7 +129,7 @@ fn needs(definitions: &[Definition]) -> Needs {
     needs
 }
 
-/// Returns the features that the plugins of a network need.
+/// Returns the features that a network's plugins need.
 fn features(network: &Network) -> Vec<(&'static str, &'static str, &'static str)> {
     let mut found = Vec::new();
     for plugin in &network.plugins {
@@ -195,7 +197,8 @@ impl Kernel {
     }
 }
 
-/// Returns the symbols of the tables that are in the list of the kernel: with or without a suffix of the compiler.
+/// Returns which symbols from the tables are in the kernel's list: with or without a suffix from the
+/// compiler.
 fn symbols(text: &str) -> BTreeSet<&'static str> {
     let wanted: BTreeSet<&'static str> =
         FEATURES.iter().map(|(_, _, symbol, _)| *symbol).chain([MASQUERADE.1]).collect();
@@ -206,7 +209,7 @@ fn symbols(text: &str) -> BTreeSet<&'static str> {
     found
 }
 
-/// Returns the names of the modules in a directory, also of those that are built in; `None` without their list.
+/// Returns the modules in a directory, including those that are built in; `None` without their list.
 fn modules(directory: &Path) -> Option<BTreeSet<String>> {
     let installed = fs::read_to_string(directory.join("modules.dep")).ok()?;
     let built_in = fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default();

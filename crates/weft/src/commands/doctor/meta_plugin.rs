@@ -1,7 +1,8 @@
 //! Findings about the meta-plugin on this node: its configuration, its program, its planner and its STATUS.
 //!
-//! STATUS of the meta-plugin checks what an ADD needs. This module checks what the meta-plugin cannot know: the file and
-//! the program that the runtime uses, and whether an agent or a `weft` can plan for pods that select networks.
+//! The meta-plugin's STATUS checks what an ADD needs. This module checks what the meta-plugin cannot know:
+//! the file and the program that the runtime uses, and whether an agent or a `weft` can plan for pods that
+//! select networks.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -21,7 +22,7 @@ use node_agent::single_plan;
 use node_support::weft_cni::{PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject, WeftCni};
 use npwg::configuration::Builtin;
 
-/// CNI version of the STATUS call.
+/// CNI version for the STATUS call.
 const STATUS_VERSION: &str = "1.1.0";
 
 /// Returns the findings about the meta-plugin.
@@ -82,7 +83,8 @@ fn missing_configuration() -> Finding {
     }
 }
 
-/// Returns a finding if the built-in plugin serves the name of an installed whereabouts, whose addresses it does not know.
+/// Returns a finding if the built-in plugin serves under the name of an installed whereabouts, whose
+/// addresses it does not know.
 fn check_whereabouts(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
     let WhereaboutsProgram::Foreign(path) = whereabouts_program::find(&meta_plugin.node.bin_dir) else {
         return None;
@@ -106,7 +108,8 @@ fn check_file_order(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
     Some(Finding::new(what, why, "remove that file, or run weft install with --file-name"))
 }
 
-/// Returns a finding if the plugin directories of the runtime have no program of this name, or a file that is no plugin.
+/// Returns a finding if the runtime's plugin directories have no program with this name, or a file that is no
+/// plugin.
 fn check_program(meta_plugin: &MetaPlugin, what: &str, plugins: &Plugins) -> Option<Finding> {
     let directories = runtime_path(meta_plugin, plugins);
     let name = meta_plugin.name();
@@ -129,7 +132,7 @@ fn check_program(meta_plugin: &MetaPlugin, what: &str, plugins: &Plugins) -> Opt
     ))
 }
 
-/// Returns the plugin directories of the runtime, as far as the configuration and the options say.
+/// Returns the runtime's plugin directories, as far as the configuration and the options say.
 fn runtime_path(meta_plugin: &MetaPlugin, plugins: &Plugins) -> String {
     let configured = &meta_plugin.node.bin_dir;
     plugins.given().map_or_else(
@@ -171,7 +174,7 @@ fn check_planner(meta_plugin: &MetaPlugin) -> Option<Finding> {
     Some(Finding::new(format!("agent {}", node.agent_socket), why, cure))
 }
 
-/// Whether weft-cni finds `weft`, called from the directory of the runtime.
+/// Whether weft-cni finds `weft`, called from the runtime's directory.
 fn finds_weft(meta_plugin: &MetaPlugin) -> bool {
     let own =
         fs::canonicalize(Path::new(&meta_plugin.node.bin_dir).join(meta_plugin.name())).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Findings about the node itself: plugin files, Cilium's renaming, disk of the journal, clock.
+//! Findings about the node itself: plugin files, Cilium's renaming, the journal's disk, clock.
 //!
 //! - A directory that does not exist has no findings: other checks report what is missing.
-//! - Every cure is a command that can be copied, or names the command.
+//! - Every hint is a command that can be copied, or names the command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,28 +13,28 @@ use super::Finding;
 use cli_support::timestamp::{age, now, utc};
 use node_support::weft_cni::{WeftCni, is_copy};
 
-/// Name of the plugin that the container runtime calls.
+/// Plugin name that the container runtime calls.
 const PLUGIN: &str = "weft";
-/// Program to which the plugins of weft are links.
+/// Program to which weft's plugins are links.
 const PROGRAM: &str = "weft-cni";
-/// Extension that Cilium appends to the configurations of other plugins.
+/// Extension that Cilium appends to other plugins' configurations.
 const CILIUM_EXTENSION: &str = "cilium_bak";
-/// Key of its ConfigMap for the option `cni.exclusive`.
+/// Key for the option `cni.exclusive` in its ConfigMap.
 const CILIUM_OPTION: &str = "cni-exclusive";
-/// Directory in which the kubelet mounts the volumes of pods.
+/// Directory in which the kubelet mounts pod volumes.
 pub(super) const KUBELET_PODS: &str = "/var/lib/kubelet/pods";
 /// Command that ends the renaming.
 const CILIUM_CURE: &str = "kubectl -n kube-system patch configmap cilium-config --type merge -p '{\"data\":{\"cni-exclusive\":\"false\"}}' && kubectl -n kube-system rollout restart daemonset/cilium";
 /// Smallest free space for the journal, in bytes: some thousand entries.
 const SPACE_MIN: u64 = 64 << 20;
-/// Smallest number of free inodes: each sandbox has a file.
+/// Minimum number of free inodes: each sandbox has a file.
 const INODES_MIN: u64 = 1000;
 /// Time by which the clock may be behind the newest record, in seconds.
 const CLOCK_MAX: u64 = 300;
-/// Time before which no clock of a node can be, in seconds since 1970: 2025-01-01.
+/// Time before which no node's clock can be, in seconds since 1970: 2025-01-01.
 const CLOCK_MIN: u64 = 1_735_689_600;
 
-/// Free and total amounts of a file system.
+/// How much of a file system is free, and how much there is.
 #[derive(Clone, Copy, Debug)]
 struct Space {
     free_bytes: u64,
@@ -43,9 +43,10 @@ struct Space {
     inodes: u64,
 }
 
-/// Returns the findings about plugin files in the directory of the runtime.
+/// Returns the findings about plugin files in the runtime's directory.
 ///
-/// `sees_host`: whether the links can be followed to all targets. In a pod they can only be followed within the directory.
+/// `sees_host`: whether the links can be followed to all targets. In a pod they can only be followed within
+/// the directory.
 pub(super) fn plugin_findings(weft_cni: &WeftCni, directory: &Path, sees_host: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let plugin = directory.join(PLUGIN);
@@ -67,7 +68,7 @@ pub(super) fn plugin_findings(weft_cni: &WeftCni, directory: &Path, sees_host: b
     findings
 }
 
-/// Returns the links of a directory whose targets do not exist, in the order of their names.
+/// Returns the links in a directory whose targets do not exist, sorted by name.
 fn broken_links(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut broken: Vec<(PathBuf, PathBuf)> = entries
@@ -78,8 +79,8 @@ fn broken_links(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
     broken
 }
 
-/// Returns a finding if Cilium renames the configurations of other plugins in `directory`, where one of weft still has its
-/// name.
+/// Returns a finding if Cilium renames other plugins' configurations in `directory`, where one of weft's
+/// still has its name.
 pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -95,9 +96,10 @@ pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
     Some(Finding::new(format!("configuration {path}"), why, cure))
 }
 
-/// Returns a finding if a pod of Cilium on this node has the option `cni.exclusive`, as the kubelet has mounted it.
+/// Returns a finding if a Cilium pod on this node has the option `cni.exclusive`, as the kubelet has mounted
+/// it.
 ///
-/// Cilium reads its ConfigMap from a volume, or from a copy of it in an empty directory.
+/// Cilium reads its ConfigMap from a volume, or from a copy in an empty directory.
 pub(super) fn cilium_option_finding(pods: &Path) -> Option<Finding> {
     let below = |path: PathBuf| {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -116,7 +118,7 @@ pub(super) fn cilium_option_finding(pods: &Path) -> Option<Finding> {
     Some(Finding::new("ConfigMap cilium-config", why, CILIUM_CURE))
 }
 
-/// Returns the findings about the file system of the journal.
+/// Returns the findings about the journal's file system.
 pub(super) fn disk_findings(directory: &Path) -> Vec<Finding> {
     let Ok(found) = rustix::fs::statvfs(directory) else { return Vec::new() };
     let space = Space {
@@ -152,7 +154,7 @@ impl Space {
     }
 }
 
-/// Returns the directory on which the file system of `directory` is mounted.
+/// Returns the directory on which the file system that contains `directory` is mounted.
 fn mount_of(directory: &Path) -> PathBuf {
     use std::os::unix::fs::MetadataExt;
     let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
@@ -161,7 +163,7 @@ fn mount_of(directory: &Path) -> PathBuf {
     above.last().unwrap_or(directory).to_owned()
 }
 
-/// Returns a finding if the clock is behind the records of the history, or was never set.
+/// Returns a finding if the clock is behind the records in the history, or was never set.
 pub(super) fn clock_finding(records: &[Record]) -> Option<Finding> {
     let newest = records.iter().map(|record| record.time / 1_000_000).max().unwrap_or_default();
     clock_fault(now(), newest).map(|why| {

@@ -17,7 +17,7 @@ use node_support::history::History;
 use node_support::journal_reader::{Journal, Row};
 use node_support::weft_cni::{PLUGINS, WeftCni};
 
-/// Socket of the agent.
+/// Socket on which the agent listens.
 const SOCKET: &str = "/run/weft/agent.sock";
 
 /// Diagnoses what the pod can read.
@@ -63,7 +63,7 @@ pub(super) fn diagnose(place: &Place) -> Result<Diagnosis, Failure> {
     Ok(Diagnosis { findings, sandboxes, failures: recent_failures(&records), unchecked })
 }
 
-/// Returns the command that shows the log of the agent of this node.
+/// Returns the command that shows the log from this node's agent.
 fn logs(place: &Place) -> String {
     let (namespace, node) = match place {
         Place::Pod { namespace, node } => (namespace.as_str(), node.as_str()),

@@ -12,10 +12,11 @@ use cri::network_client::Client;
 use cri::runtime_status::ListReport;
 use cri_proxy::runtime_network;
 
-/// Usual CNI configuration directories of a runtime behind the proxy.
+/// Directories in which a runtime behind the proxy usually has its CNI configuration.
 const LISTS: [&str; 2] = ["/etc/cni/net.d", "/etc/cni/weft"];
 
-/// Whether a proxy is used on this node. A stopped proxy left its list in the directory of the runtime, or sandboxes.
+/// Whether a proxy is used on this node. A stopped proxy left its list in the runtime's directory, or
+/// sandboxes.
 pub(super) fn is_used<'a>(socket: &Path, sandboxes: impl IntoIterator<Item = &'a Entry>) -> bool {
     socket.exists()
         || LISTS.iter().any(|directory| runtime_network::is_in(Path::new(directory)))
@@ -60,7 +61,7 @@ async fn query(socket: &Path) -> Result<ProxyState, Status> {
     ))
 }
 
-/// Returns a finding if networks are set but the runtime does not use the list of the proxy.
+/// Returns a finding if networks are set but the runtime does not use the proxy's list.
 fn unused_networks(what: &str, networks: &[Network], lists: Option<&ListReport>) -> Option<Finding> {
     let ListReport { is_read: reads, directory: from } = lists?;
     let is_set = |network: &&Network| label(network) != FALLBACK;

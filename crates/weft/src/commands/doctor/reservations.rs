@@ -23,9 +23,9 @@ use ipam_api::clock::now;
 use node_support::address_store;
 use node_support::address_store::Held;
 
-/// Directory of the host-local allocations.
+/// Directory with host-local's allocations.
 pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";
-/// Maximum length of an owner, in bytes.
+/// Maximum length for an owner, in bytes.
 const OWNER_MAX: u64 = 1024;
 /// Age below which an address is not reported, because its sandbox may still be created.
 const GRACE_PERIOD: Duration = Duration::from_secs(300);
@@ -49,7 +49,7 @@ pub(super) fn findings(directory: &Path, is_known: impl Fn(&str, &str, &str) -> 
     findings
 }
 
-/// Returns the entries of a directory; none if it does not exist.
+/// Returns the entries in a directory; none if it does not exist.
 fn entries(directory: &Path) -> io::Result<Vec<DirEntry>> {
     match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(Vec::new()),
@@ -89,7 +89,7 @@ fn network_finding(network: &DirEntry, is_known: impl Fn(&str, &str, &str) -> bo
     Some(Finding::new(what, describe_orphaned(orphaned)?, cure))
 }
 
-/// Returns a finding for each address store of weft-ipam that has such addresses or is unreadable.
+/// Returns a finding for each of weft-ipam's address stores that has such addresses or is unreadable.
 pub(super) fn store_findings(directory: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Vec<Finding> {
     match address_store::all(directory) {
         Ok(all) => all.iter().filter_map(|(name, path)| store_finding(name, path, &is_known)).collect(),
@@ -129,7 +129,7 @@ fn store_finding(name: &str, path: &Path, is_known: impl Fn(&str, &str, &str) ->
     Some(Finding::new(what, describe_orphaned(orphaned)?, cure))
 }
 
-/// Returns the description of orphaned addresses; `None` if there are none.
+/// Returns a description of orphaned addresses; `None` if there are none.
 fn describe_orphaned(mut orphaned: Vec<(IpAddr, String)>) -> Option<String> {
     orphaned.sort();
     let shown: Vec<String> = orphaned
@@ -147,7 +147,8 @@ fn describe_orphaned(mut orphaned: Vec<(IpAddr, String)>) -> Option<String> {
     }
 }
 
-/// Returns address, container and interface of an allocation; `None` for other files and for recent allocations.
+/// Returns address, container and interface for an allocation; `None` for other files and for recent
+/// allocations.
 fn reservation(entry: &DirEntry) -> io::Result<Option<(IpAddr, String, String)>> {
     let Some(ip) = entry.file_name().to_str().and_then(|name| name.parse::<IpAddr>().ok()) else {
         return Ok(None);

@@ -1,13 +1,16 @@
-//! Traffic of each interface of each pod by network, for Prometheus.
+//! Traffic on each pod's interfaces by network, for Prometheus.
 //!
-//! The counters are in the network namespaces of pods, which only a privileged process can enter: so the executor serves
-//! them, and not the agent. The names are those of the journal; `weft-cni sandbox counters` reads the kernel.
+//! The counters are in the pods' network namespaces, which only a privileged process can enter: so the
+//! executor serves them, and not the agent. The names are those in the journal; `weft-cni sandbox counters`
+//! reads the kernel.
 //!
-//! - A scrape costs at most one run of `weft-cni`, and one request to the kernel for each interface. Scrapes within
-//!   [`FRESH`] get the same page.
-//! - The series of a pod end with its sandbox. At most [`SERIES_MAX`] interfaces have series; the others are counted.
-//! - Counters are those of the interface as the pod sees it: `receive` is traffic to the pod.
-//! - Sandboxes with network policies cost a second run, for the counters of their rules ([`super::policy_metrics`]).
+//! - A scrape costs at most one run of `weft-cni`, and one request to the kernel for each interface. Scrapes
+//!   within [`FRESH`] get the same page.
+//! - A pod's series end with its sandbox. At most [`SERIES_MAX`] interfaces have series; the others are
+//!   counted.
+//! - Counters are from the pod's point of view: `receive` is traffic to the pod.
+//! - Sandboxes with network policies cost a second run, for the counters on their rules
+//!   ([`super::policy_metrics`]).
 
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
@@ -28,14 +31,14 @@ const FRESH: Duration = Duration::from_secs(5);
 /// Maximum number of interfaces with series.
 const SERIES_MAX: usize = 4096;
 
-/// Metrics of the interfaces of a node.
+/// Metrics about a node's interfaces.
 pub(super) struct InterfaceMetrics {
     weft_cni: WeftCni,
     sandboxes: Sandboxes,
     page: Mutex<Option<(Instant, String)>>,
 }
 
-/// Labels of an interface.
+/// Labels for an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Labels {
     namespace: String,
@@ -44,10 +47,10 @@ struct Labels {
     network: String,
 }
 
-/// Value of a metric.
+/// What a metric's value is.
 type Field = fn(&InterfaceCounters) -> u64;
 
-/// Metrics of an interface: name, help, value.
+/// Metrics for an interface: name, help, value.
 const METRICS: [(&str, &str, Field); 8] = [
     ("receive_bytes", "Number of bytes that an interface of a pod received", |all| all.received.bytes),
     ("receive_packets", "Number of packets that an interface of a pod received", |all| all.received.packets),
@@ -66,7 +69,7 @@ const METRICS: [(&str, &str, Field); 8] = [
 ];
 
 impl InterfaceMetrics {
-    /// Returns the metrics of the sandboxes of a journal.
+    /// Returns the metrics for a journal's sandboxes.
     pub(super) fn new(weft_cni: WeftCni, sandboxes: Sandboxes) -> InterfaceMetrics {
         InterfaceMetrics { weft_cni, sandboxes, page: Mutex::default() }
     }
@@ -121,7 +124,7 @@ impl HealthStatus for InterfaceMetrics {
     }
 }
 
-/// Returns the labels of the interfaces of a sandbox.
+/// Returns the labels for a sandbox's interfaces.
 fn labels_of(entry: &Entry) -> Vec<Labels> {
     let pod = &entry.plan.pod;
     let attached = entry.network_status.iter().filter(|status| !status.interface.is_empty());
@@ -171,7 +174,7 @@ fn page(
     page
 }
 
-/// Returns a page with a series for each family, for the reference of metrics.
+/// Returns a page with a series for each family, for the metrics reference.
 #[cfg(test)]
 pub(crate) fn example() -> String {
     let word = |text: &str| text.to_owned();

@@ -1,10 +1,11 @@
-//! Packets that network policies allowed and denied, for each attachment of a node, for Prometheus.
+//! Packets that network policies allowed and denied, for each attachment on a node, for Prometheus.
 //!
-//! A counter begins again when the rules of its attachment are written again.
+//! A counter begins again when its attachment's rules are written again.
 //!
-//! - At most [`SERIES_MAX`] counters have series; the others are counted, and so are attachments that were not read.
-//! - A pod with many policies does not hide the counters of other pods: denied packets come first, then one policy of each
-//!   attachment after the other, at most [`ALLOWED_MAX`] of an attachment.
+//! - At most [`SERIES_MAX`] counters have series; the others are counted, and so are attachments that were
+//!   not read.
+//! - A pod with many policies does not hide other pods' counters: denied packets come first, then one policy
+//!   from each attachment after the other, at most [`ALLOWED_MAX`] from one attachment.
 
 use std::fmt::Write;
 
@@ -14,13 +15,13 @@ use crate::policy_counters::{PolicyCount, ReadCounts};
 
 /// Maximum number of counters with series.
 const SERIES_MAX: usize = 4096;
-/// Maximum number of counters of allowed packets with series for an attachment.
+/// Maximum number of counters for allowed packets with series for an attachment.
 const ALLOWED_MAX: usize = 64;
 
-/// Value of a metric.
+/// What a metric's value is.
 type Field = fn(&PolicyCount) -> u64;
 
-/// Metrics: name, help, whether the packets were allowed, value. Those of allowed packets have a policy.
+/// Metrics: name, help, whether the packets were allowed, value. Those for allowed packets have a policy.
 const METRICS: [(&str, &str, bool, Field); 4] = [
     (
         "allowed_packets",
@@ -48,7 +49,7 @@ const METRICS: [(&str, &str, bool, Field); 4] = [
     ),
 ];
 
-/// Returns the page. Rules of one policy are added up. `None` is a reading that failed.
+/// Returns the page. Rules in one policy are added up. `None` means that the counters could not be read.
 pub(super) fn page(read: Option<&ReadCounts>) -> String {
     let mut page = String::new();
     let unread = read.map_or(0, |read| read.unread);
@@ -115,7 +116,7 @@ fn are_of_one_attachment(one: &PolicyCount, other: &PolicyCount) -> bool {
     (&one.namespace, &one.pod, &one.interface) == (&other.namespace, &other.pod, &other.interface)
 }
 
-/// Returns one count for each attachment, direction and policy. Those of one attachment follow each other.
+/// Returns one count for each attachment, direction and policy. Those for one attachment follow each other.
 fn added_up(counts: &[PolicyCount]) -> Vec<PolicyCount> {
     let mut all: Vec<PolicyCount> = Vec::new();
     for count in counts {
@@ -136,7 +137,7 @@ fn added_up(counts: &[PolicyCount]) -> Vec<PolicyCount> {
     all
 }
 
-/// Returns counts for the reference of metrics.
+/// Returns counts for the metrics reference.
 #[cfg(test)]
 pub(super) fn example() -> ReadCounts {
     use npwg::network_policy::Direction;

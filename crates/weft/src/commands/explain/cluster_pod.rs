@@ -1,8 +1,9 @@
-//! Objects of a cluster for `weft explain`: the pod by name, the network definitions, and the pod's namespace.
+//! Objects from a cluster for `weft explain`: the pod by name, the network definitions, and the pod's
+//! namespace.
 //!
-//! - Without the right to list the definitions of all namespaces, those of the pod's namespace are read.
-//! - The configuration of the node's meta-plugin is a file of that node. Elsewhere, a configuration with the name of the
-//!   default network stands for it, which the agent of the node has reported.
+//! - Without the right to list the definitions in all namespaces, those in the pod's namespace are read.
+//! - The configuration for the node's meta-plugin is a file on that node. Elsewhere, a configuration with the
+//!   default network's name stands for it, which the agent on the node has reported.
 
 use std::path::Path;
 
@@ -24,14 +25,15 @@ use kube_support::api_error;
 use kube_support::custom_resources::{NetworkAttachmentDefinition, WeftNode};
 use kube_support::resources::PodObject;
 
-/// Number of definitions in one response of the API server.
+/// How many definitions one response from the API server has.
 const PAGE: u32 = 500;
-/// Name of the default network if no agent has reported it.
+/// What the default network is called if no agent has reported its name.
 const UNKNOWN: &str = "default-network";
 
-/// Returns the configuration of this machine if pods are read from the API server, and whether they are.
+/// Returns this machine's configuration if pods are read from the API server, and whether they are.
 ///
-/// They are if no file is given, and an option names a cluster or the configuration names no directory of manifests.
+/// They are if no file is given, and an option names a cluster or the configuration names no manifest
+/// directory.
 pub(super) fn is_wanted(
     inputs: &Inputs,
     access: &ClusterAccess,
@@ -47,12 +49,12 @@ pub(super) fn is_wanted(
 /// Next step if there is no cluster.
 pub(super) const CURE: &str = "add -f FILE|DIR with the manifests of the pod and of its network definitions, or name a cluster with --kubeconfig";
 
-/// Returns the pod of this name in the namespace of the context.
+/// Returns the pod with this name in the context's namespace.
 pub(super) fn within_context(access: &ClusterAccess, name: &str) -> Result<PodName, Failure> {
     PodName::within(&access.namespace(None).map_err(|failure| failure.next(CURE))?, name)
 }
 
-/// Returns the objects of a cluster with the configuration of the meta-plugin.
+/// Returns a cluster's objects with the meta-plugin's configuration.
 pub(super) fn load(
     access: &ClusterAccess,
     found: Option<MetaPlugin>,
@@ -94,7 +96,7 @@ async fn pod_object(client: &Client, pod: &PodName) -> Result<DynamicObject, Fai
     })
 }
 
-/// Returns the definitions of all namespaces, or of the pod's.
+/// Returns the definitions in all namespaces, or in the pod's.
 async fn definitions(client: &Client, pod: &PodName) -> Result<Vec<DynamicObject>, Failure> {
     let kind = ApiResource::erase::<NetworkAttachmentDefinition>(&());
     match pages(&Api::all_with(client.clone(), &kind)).await {
@@ -128,7 +130,7 @@ async fn pages(api: &Api<DynamicObject>) -> Result<Vec<DynamicObject>, kube::Err
     }
 }
 
-/// Returns a configuration with the name of the default network that the agent of the pod's node has reported.
+/// Returns a configuration with the default network's name that the agent on the pod's node has reported.
 async fn assumed(client: &Client, pod: &DynamicObject) -> Result<MetaPlugin, Failure> {
     let node = pod.data.pointer("/spec/nodeName").and_then(|name| name.as_str()).unwrap_or_default();
     let nodes: Api<WeftNode> = Api::all(client.clone());

@@ -1,5 +1,5 @@
-//! `weft explain --from … --to …`: the verdict of MultiNetworkPolicies on one connection. They are those of manifests, or
-//! without any those of a cluster.
+//! `weft explain --from … --to …`: the MultiNetworkPolicies' verdict on one connection. They come from
+//! manifests, or without any from a cluster.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -54,7 +54,7 @@ struct Port {
     sctp: Option<u16>,
 }
 
-/// Document of `-o json`.
+/// Document for `-o json`.
 #[derive(Serialize)]
 struct Document<'a> {
     from: &'a str,
@@ -65,7 +65,7 @@ struct Document<'a> {
     verdict: &'a Verdict,
     /// Policies that cannot be read; each denies what it selects.
     invalid: Vec<Invalid>,
-    /// Policies of the ends for which the cluster's controller has not written the addresses of peers.
+    /// Policies at the ends for which the cluster's controller has not written the peer addresses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<String>,
 }
@@ -77,13 +77,13 @@ struct Invalid {
     faults: Vec<String>,
 }
 
-/// Name of an end of the connection.
+/// Name of one end.
 enum EndName {
     Address(IpAddr),
     Pod(PodName),
 }
 
-/// One end of the connection.
+/// One end.
 enum End {
     Address(IpAddr),
     Pod { pod: PodNetworks, network: usize },
@@ -168,7 +168,8 @@ fn describe(document: &Document<'_>, [source, destination]: [&Party<'_>; 2]) -> 
     text
 }
 
-/// Returns the objects of the manifests, or without files those of a cluster, and the policies without a current address set.
+/// Returns the objects in the manifests, or without files those in a cluster, and the policies without a
+/// current address set.
 fn objects(
     inputs: &Inputs,
     access: &ClusterAccess,
@@ -186,7 +187,7 @@ fn objects(
     Ok((all, BTreeSet::new()))
 }
 
-/// Returns pod, network and addresses of a party.
+/// Returns a party's pod, network and addresses.
 fn name(party: &Party<'_>) -> String {
     match party {
         Party::Address(address) => address.to_string(),
@@ -232,7 +233,7 @@ impl EndName {
 // === impl End ===
 
 impl End {
-    /// Finds the pod and its attachment to the network. `source` is the place where the pod should be.
+    /// Finds the pod and its attachment to the network. `source` is where the pod should be.
     fn find(all: &Collection, name: &EndName, network: &str, source: &str) -> Result<End, Failure> {
         let pod = match name {
             EndName::Address(address) => return Ok(End::Address(*address)),

@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// State of the cluster, as read once.
+/// What the cluster has, as read once.
 struct ClusterState {
     snapshot: ClusterSnapshot,
     records: Vec<Allocation>,

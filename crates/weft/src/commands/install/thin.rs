@@ -2,10 +2,11 @@
 //!
 //! weft-cni runs this program for `weft plan --once`.
 //!
-//! - The credentials are those of the ServiceAccount of the installing pod. Token and certificate authority are copied
-//!   into one file with mode 0600, which is written under a temporary name and renamed.
+//! - The credentials are those that the installing pod's ServiceAccount has. Token and certificate authority
+//!   are copied into one file with mode 0600, which is written under a temporary name and renamed.
 //! - The kubelet replaces the token before it expires, so `--follow` copies it after each change.
-//! - Program and credentials are in subdirectories of the directories of the runtime, which reads no subdirectories.
+//! - Program and credentials are in subdirectories below the runtime's directories, because the runtime reads
+//!   no subdirectories.
 //!
 //! Source: Kubernetes, «Accessing the API from a Pod», «Organizing cluster access using kubeconfig files».
 
@@ -25,20 +26,20 @@ use cli_support::failure::Failure;
 use cli_support::privilege;
 use node_support::weft_cni::is_copy;
 
-/// Name of the subdirectory in the plugin directory and in the CNI configuration directory.
+/// Subdirectory in the plugin directory and in the CNI configuration directory.
 pub(crate) const DIRECTORY: &str = "weft.d";
-/// File name of the program.
+/// Program file name.
 pub(crate) const PROGRAM: &str = "weft";
-/// File name of the credentials.
+/// Credentials file name.
 const CREDENTIALS: &str = "kubeconfig";
-/// Environment variables with the address of the API server in a pod.
+/// Environment variables with the API server's address in a pod.
 const SERVER: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-/// Maximum size of a token or certificate authority, in bytes.
+/// Maximum size for a token or certificate authority, in bytes.
 const SECRET_MAX: u64 = 1 << 20;
 /// This program.
 const OWN: &str = "/proc/self/exe";
 
-/// Paths of the program and of the credentials.
+/// Where program and credentials go.
 #[derive(Clone, Debug)]
 pub(super) struct Thin {
     program: NodePath,
@@ -85,7 +86,7 @@ impl Thin {
         Ok(done)
     }
 
-    /// Returns the path of the credentials on the node.
+    /// Returns the path to the credentials on the node.
     pub(super) fn kubeconfig(&self) -> &Path {
         &self.credentials.named
     }
@@ -114,7 +115,7 @@ fn credentials(paths: &InstallPaths) -> NodePath {
     paths.networks.join(DIRECTORY).join(CREDENTIALS)
 }
 
-/// Returns a kubeconfig with the ServiceAccount of this pod.
+/// Returns a kubeconfig with this pod's ServiceAccount.
 fn kubeconfig(account: &Path) -> Result<String, Failure> {
     let cure = "run weft install --thin in a pod with a ServiceAccount: see deploy/thin";
     let read = |name: &str| {

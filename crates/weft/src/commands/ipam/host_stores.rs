@@ -1,9 +1,10 @@
-//! Address stores of this node, read without a cluster: their windows, their use, their holders, and the release of an
-//! address.
+//! This node's address stores, read without a cluster: windows, use, who holds addresses, and how one is
+//! released.
 //!
-//! - The kind of a store is read from its blocks: a store of this host alone uses the network as identifier of a lease.
-//! - The window of a network is what its last ADD recorded. Network and broadcast address, gateway and exclusions are not
-//!   in it, and not free.
+//! - What kind of store it is, is read from its blocks: a store for this host alone uses the network as lease
+//!   identifier.
+//! - A network's window is what its last ADD recorded. Network and broadcast address, gateway and exclusions
+//!   are not in it, and not free.
 //! - Only `weft-cni` changes a store, under its lock.
 
 use std::collections::BTreeSet;
@@ -28,7 +29,7 @@ use node_support::address_store;
 use node_support::address_store::{Held, Window};
 use node_support::weft_cni::{FreeReply, WeftCni};
 
-/// Address store of this node.
+/// Address store on this node.
 pub(super) struct HostStore {
     name: String,
     path: PathBuf,
@@ -36,14 +37,14 @@ pub(super) struct HostStore {
     windows: Vec<Window>,
 }
 
-/// Document of a store for `-o json`.
+/// Document about a store for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StoreDocument<'a> {
     store: &'a str,
     kind: &'static str,
     networks: Vec<NetworkDocument<'a>>,
-    /// Number of addresses that the networks may allocate here, as a string; absent if no ADD recorded it.
+    /// How many addresses the networks may allocate here, as a string; absent if no ADD recorded it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usable: Option<String>,
     held: u64,
@@ -61,7 +62,7 @@ struct NetworkDocument<'a> {
     quarantine: u64,
 }
 
-/// Holder of an address in a store.
+/// Who holds an address in a store.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StoreHolder {
@@ -77,7 +78,7 @@ pub(super) struct StoreHolder {
 // === impl HostStore ===
 
 impl HostStore {
-    /// Reads the stores below a directory. Those that cannot be read are left out, unless all of them are.
+    /// Reads the stores below a directory. Those that cannot be read are left out, unless none can be read.
     pub(super) fn all(directory: &Path) -> Result<Vec<HostStore>, Failure> {
         let failed = |error: address_store::ReadError| Failure::new(error.to_string());
         let mut stores = Vec::new();
@@ -155,7 +156,7 @@ impl HostStore {
         }
     }
 
-    /// Number of addresses that the networks may allocate on this node; `None` if that was not recorded.
+    /// Returns how many addresses the networks may allocate on this node; `None` if that was not recorded.
     fn usable(&self) -> Option<u128> {
         if self.windows.is_empty() {
             return None;
@@ -205,7 +206,7 @@ impl HostStore {
         address_store::held(&self.path, &self.addresses).map_err(|error| Failure::new(error.to_string()))
     }
 
-    /// Returns the state of an address, if the store has it.
+    /// Returns what the store knows about an address, if it has it.
     fn holder_of(&self, address: IpAddr) -> Result<Option<StoreHolder>, Failure> {
         let held = self.held()?.into_iter().find(|held| held.ip == address);
         let clock = Clock { now: now(), quarantine: quarantine_of(&self.windows) };
@@ -232,7 +233,7 @@ impl HostStore {
     }
 }
 
-/// Number of addresses of spans that may overlap.
+/// Returns how many addresses there are in spans that may overlap.
 fn size_of_union<'a>(spans: impl Iterator<Item = &'a AddressSpan>) -> u128 {
     let number = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -253,7 +254,7 @@ fn size_of_union<'a>(spans: impl Iterator<Item = &'a AddressSpan>) -> u128 {
 
 // === commands ===
 
-/// Prints the stores of this node.
+/// Prints this node's stores.
 pub(super) fn show(stores: &[HostStore], format: Format) -> Result<(), Failure> {
     let documents: Vec<StoreDocument<'_>> = stores.iter().map(HostStore::document).collect();
     match format.print(&documents) {
@@ -271,7 +272,7 @@ pub(super) fn show(stores: &[HostStore], format: Format) -> Result<(), Failure> 
     }
 }
 
-/// Prints the table of stores.
+/// Prints the table with stores.
 pub(super) fn print_stores(stores: &[HostStore]) -> Result<(), Failure> {
     let row = |store: &HostStore| {
         let StoreDocument { store: name, kind, networks, usable, held, quarantined, free, blocks: _ } =
@@ -295,7 +296,7 @@ pub(super) fn print_stores(stores: &[HostStore]) -> Result<(), Failure> {
     output::print(&table::lay_out(&headings, &stores.iter().map(row).collect::<Vec<_>>(), 0))
 }
 
-/// Returns the holders of an address in the stores.
+/// Returns who holds an address in the stores.
 pub(super) fn holders(stores: &[HostStore], address: IpAddr) -> Result<Vec<StoreHolder>, Failure> {
     let mut holders = Vec::new();
     for store in stores {
@@ -304,7 +305,7 @@ pub(super) fn holders(stores: &[HostStore], address: IpAddr) -> Result<Vec<Store
     Ok(holders)
 }
 
-/// Prints the holders of an address.
+/// Prints who holds an address.
 pub(super) fn who(stores: &[HostStore], address: IpAddr, format: Format) -> Result<(), Failure> {
     let holders = holders(stores, address)?;
     if holders.is_empty() {
@@ -316,7 +317,7 @@ pub(super) fn who(stores: &[HostStore], address: IpAddr, format: Format) -> Resu
     print_holders(&holders)
 }
 
-/// Prints the table of holders.
+/// Prints the table with holders.
 pub(super) fn print_holders(holders: &[StoreHolder]) -> Result<(), Failure> {
     let row = |holder: &StoreHolder| {
         let StoreHolder { address, store, kind, container, state } = holder;
@@ -327,8 +328,8 @@ pub(super) fn print_holders(holders: &[StoreHolder]) -> Result<(), Failure> {
     output::print(&table::lay_out(&["address", "store", "kind", "state", "held by"], &rows, 0))
 }
 
-/// Returns findings about the stores of this node: unreadable ones, addresses of containers that are gone, and full ones.
-/// Without a journal, no container is known to be gone.
+/// Returns findings about this node's stores: unreadable ones, addresses whose container is gone, and full
+/// ones. Without a journal, no container is known to be gone.
 pub(super) fn findings(directory: &Path, sandboxes: &NodeSandboxes) -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
     let all = address_store::all(directory).map_err(|error| Failure::new(error.to_string()))?;
@@ -370,8 +371,8 @@ fn listed(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Releases an address that a store of this node holds; `None` if none does. `weft-cni` does it. With `sandboxes`, only that
-/// of a container that is gone.
+/// Releases an address that one of this node's stores holds; `None` if none does. `weft-cni` does it. With
+/// `sandboxes`, only if the container is gone.
 pub(super) fn free(
     stores: &[HostStore],
     directory: &Path,

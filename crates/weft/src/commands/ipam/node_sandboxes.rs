@@ -1,10 +1,11 @@
-//! Sandboxes of this node: which containers may live, by every journal and by the caches of container runtimes.
+//! Sandboxes on this node: which containers may live, by every journal and by the container runtimes' caches.
 //!
-//! - A container is gone if a journal is known, no journal contains it with a namespace that exists, and no cache of a
-//!   runtime contains it. The caches have the containers that another meta-plugin attached.
-//! - Nothing is known to be gone while the configuration that names the directory of the journal is unusable.
+//! - A container is gone if a journal is known, no journal contains it with a namespace that exists, and no
+//!   runtime's cache contains it. The caches have the containers that another meta-plugin attached.
+//! - Nothing is known to be gone while the configuration that names the journal directory is unusable.
 //!
-//! Source: CNI specification, section 4 (libcni caches each attachment in a file `NETWORK-CONTAINER-INTERFACE`).
+//! Source: CNI specification, section 4 (libcni caches each attachment in a file
+//! `NETWORK-CONTAINER-INTERFACE`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,7 +22,7 @@ use node_support::journal_reader::{Journal, Row};
 
 /// Directories in which this node's sandboxes are found.
 pub(super) struct NodeSandboxes {
-    /// Directories of journal entries.
+    /// Directories with journal entries.
     entries: Vec<PathBuf>,
     /// Reason why another journal may exist.
     unknown: Option<Failure>,
@@ -33,13 +34,13 @@ pub(super) struct LivingContainers {
     cached: Vec<CachedFile>,
 }
 
-/// Attachment in the cache of a container runtime.
+/// Attachment in a container runtime's cache.
 struct CachedFile {
     name: String,
     path: PathBuf,
 }
 
-/// Fields of such a file.
+/// Fields in such a file.
 #[derive(Deserialize)]
 struct CachedAttachment {
     #[serde(default)]
@@ -49,7 +50,7 @@ struct CachedAttachment {
 // === impl NodeSandboxes ===
 
 impl NodeSandboxes {
-    /// Finds the journals: the named one, else that of the configuration and the default one.
+    /// Finds the journals: the named one, else the configured one and the default one.
     pub(super) fn find(named: Option<&Path>) -> Result<NodeSandboxes, Failure> {
         if let Some(journal) = named {
             return Ok(NodeSandboxes { entries: vec![journal.join(ENTRIES)], unknown: None });
@@ -60,7 +61,7 @@ impl NodeSandboxes {
         Ok(NodeSandboxes { entries, unknown })
     }
 
-    /// Directories of journal entries.
+    /// Returns the directories with journal entries.
     pub(super) fn entries(&self) -> &[PathBuf] {
         &self.entries
     }
@@ -104,7 +105,7 @@ impl LivingContainers {
     }
 }
 
-/// Whether the namespace of a cached attachment may exist. Earlier releases of libcni do not record it.
+/// Whether a cached attachment's namespace may exist. Earlier libcni releases do not record it.
 fn has_namespace(path: &Path) -> bool {
     let Ok(bytes) = fs::read(path) else { return true };
     match serde_json::from_slice::<CachedAttachment>(&bytes) {

@@ -1,8 +1,8 @@
-//! `weft ipam show`: the utilization of pools, their blocks, and the address stores of this node.
+//! `weft ipam show`: how pools are used, their blocks, and this node's address stores.
 //!
-//! Only the address store of a node knows which addresses of a block are allocated. For the whole cluster, `used` counts
-//! the addresses in the network-status of pods, leased single addresses and those that claims keep. Network and broadcast
-//! address and exclusions are not free.
+//! Only a node's address store knows which addresses in a block are allocated. For the whole cluster, `used`
+//! counts the addresses in the pods' network-status, leased single addresses and those that claims keep.
+//! Network and broadcast address and exclusions are not free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,7 +26,7 @@ use ipam_api::store_name::address_store_name;
 use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
 
-/// Document of one pool for `-o json`.
+/// Document about one pool for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PoolDocument<'a> {
@@ -35,11 +35,11 @@ struct PoolDocument<'a> {
     network_name: &'a str,
     #[serde(flatten)]
     status: IPPoolStatus,
-    /// Number of addresses that can be allocated, as a string.
+    /// How many addresses can be allocated, as a string.
     usable_addresses: String,
     free_addresses: String,
     quarantined_addresses: u64,
-    /// Leased blocks of all blocks, for the table.
+    /// Leased blocks out of all blocks, for the table.
     #[serde(skip)]
     block_share: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,7 @@ struct PoolDocument<'a> {
     store: Vec<StoreBlock>,
 }
 
-/// Block or single address of a pool, from its IPBlock object.
+/// Block or single address in a pool, from its IPBlock object.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BlockDocument {
@@ -137,8 +137,8 @@ fn row(pool: &PoolDocument<'_>) -> Vec<String> {
     ]
 }
 
-/// Returns leased blocks of all blocks. The total is undecided until the first use of a pool, unless its block size is set,
-/// and unknown if the object is invalid.
+/// Returns how many blocks are leased out of all. The total is undecided until a pool is first used, unless
+/// its block size is set, and unknown if the object is invalid.
 fn block_share(pool: &PoolObject, status: &IPPoolStatus) -> String {
     let leased = status.leased_blocks;
     match pool.grid() {
@@ -162,7 +162,7 @@ fn store_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
     store_block_rows(pool.name, &pool.store)
 }
 
-/// Returns the objects of a pool, in the order of their addresses.
+/// Returns a pool's objects, sorted by address.
 fn block_documents(snapshot: &ClusterSnapshot, pool: &str) -> Vec<BlockDocument> {
     let objects: BTreeMap<IpNet, IpBlock> =
         snapshot.objects_of(pool).map(|object| (object.net, object)).collect();
@@ -184,15 +184,15 @@ fn block_documents(snapshot: &ClusterSnapshot, pool: &str) -> Vec<BlockDocument>
     objects.into_iter().map(document).collect()
 }
 
-/// Returns the names of a pool's address stores. The store of a network that uses a part of the pool is named after that
-/// part.
+/// Returns the names that a pool's address stores have. If a network uses a part of the pool, the store is
+/// named after that part.
 fn store_names(snapshot: &ClusterSnapshot, pool: &str) -> BTreeSet<String> {
     let leased = snapshot.objects_of(pool).map(|object| address_store_name(&object.holder.store).to_owned());
     // The name becomes part of a path.
     leased.chain([pool.to_owned()]).filter(|name| is_valid_name(name)).collect()
 }
 
-/// Returns the blocks of an address store; none if it is missing or unreadable.
+/// Returns the blocks in an address store; none if it is missing or unreadable.
 fn store_blocks_at(path: &Path) -> Vec<StoreBlock> {
     let Ok(Some(store)) = address_store::read(path) else { return Vec::new() };
     store_blocks(&store, &address_store::windows(path, &store).unwrap_or_default())

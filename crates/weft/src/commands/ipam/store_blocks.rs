@@ -1,4 +1,4 @@
-//! Blocks of an address store, counted for people.
+//! Blocks in an address store, counted for people.
 
 use std::net::IpAddr;
 
@@ -10,13 +10,13 @@ use serde::Serialize;
 use ipam_api::clock::now;
 use node_support::address_store::Window;
 
-/// Width of a bar, in characters.
+/// How wide a bar is, in characters.
 const BAR: usize = 20;
 
-/// Quarantine of a network that is not known, in milliseconds.
+/// Quarantine for a network that is not known, in milliseconds.
 const QUARANTINE: u64 = 60_000;
 
-/// Block of this node, from its address store.
+/// Block on this node, from its address store.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StoreBlock {
@@ -31,7 +31,7 @@ pub(super) struct StoreBlock {
 pub(super) const STORE_BLOCK_HEADINGS: [&str; 7] =
     ["on this node", "pool", "state", "held", "quarantine", "free", "utilization"];
 
-/// Returns the rows of a store's blocks.
+/// Returns the rows for a store's blocks.
 pub(super) fn store_block_rows(name: &str, blocks: &[StoreBlock]) -> Vec<Vec<String>> {
     let row = |block: &StoreBlock| {
         let StoreBlock { range, state, held, quarantined, free } = block;
@@ -45,7 +45,7 @@ pub(super) fn store_block_rows(name: &str, blocks: &[StoreBlock]) -> Vec<Vec<Str
     blocks.iter().map(row).collect()
 }
 
-/// Returns the blocks of an address store. Only addresses of a window are free, if the store knows one.
+/// Returns the blocks in an address store. Only addresses in a window are free, if the store knows one.
 pub(super) fn store_blocks(store: &AddressStore, windows: &[Window]) -> Vec<StoreBlock> {
     let clock = Clock { now: now(), quarantine: quarantine_of(windows) };
     let store_block = |block: Block| {
@@ -76,7 +76,7 @@ pub(super) fn is_usable(windows: &[Window], ip: IpAddr) -> bool {
     windows.is_empty() || windows.iter().any(|window| window.admits(ip))
 }
 
-/// Longest quarantine of the networks, in milliseconds.
+/// Returns the networks' longest quarantine, in milliseconds.
 pub(super) fn quarantine_of(windows: &[Window]) -> u64 {
     windows.iter().map(|window| window.quarantine).max().unwrap_or(QUARANTINE)
 }

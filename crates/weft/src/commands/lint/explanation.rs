@@ -1,4 +1,4 @@
-//! `weft lint --explain RULE`: one rule, with the examples of its section in `docs/lint.md`.
+//! `weft lint --explain RULE`: one rule, with the examples from its section in `docs/lint.md`.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use cli_support::failure::Failure;
 use cli_support::output::{self, Format};
 
-/// Document of `-o json`.
+/// Document for `-o json`.
 #[derive(Serialize)]
 struct Explanation {
     rule: Rule,
@@ -22,7 +22,7 @@ struct Explanation {
     page: String,
 }
 
-/// Prints the explanation of `rule`.
+/// Prints what `rule` means.
 pub(super) fn print(rule: Rule, format: Format) -> Result<(), Failure> {
     let page::Section { text, wrong, right, .. } = page::section(rule);
     let explanation = Explanation {

@@ -1,4 +1,4 @@
-//! Text output of findings: position, severity, message, rule and next step. Colours are used only on a terminal.
+//! Findings as text: position, severity, message, rule and next step. Colours are used only on a terminal.
 //!
 //! Source: <https://no-color.org> for `NO_COLOR`; terminfo(5) for `TERM=dumb`.
 

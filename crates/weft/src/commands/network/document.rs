@@ -1,7 +1,7 @@
-//! Files of `weft network set`: networks in the form of the CRI Network API, or CNI configuration lists.
+//! Files for `weft network set`: networks in the CRI Network API's form, or CNI configuration lists.
 //!
-//! YAML and JSON are accepted, and each document is one network. A parameter that is a structure is converted into the
-//! JSON string that the API requires; a string stays as it is.
+//! YAML and JSON are accepted, and each document is one network. A parameter that is a structure is converted
+//! into the JSON string that the API requires; a string stays as it is.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use cri::network_api::{Name, NetworkConfig, NetworkMetadata, conflist};
 /// File name that means stdin.
 const STDIN: &str = "-";
 
-/// Returns every network of the files, with the label that messages use for it.
+/// Returns every network in the files, with the label that messages use for it.
 pub(super) fn read(files: &[PathBuf], name: Option<&str>) -> Result<Vec<(String, NetworkConfig)>, Failure> {
     let mut networks = Vec::new();
     for file in files {
@@ -65,7 +65,8 @@ enum NetworkError {
     /// The document is neither a network nor a configuration list.
     #[error("not a network: expected metadata and cniv1_config, or a CNI configuration list")]
     Recognize,
-    /// The document does not have the form of the API, or its configuration list is invalid or cannot be expressed there.
+    /// The document does not have the API's form, or its configuration list is invalid or cannot be expressed
+    /// there.
     #[error(transparent)]
     Invalid(#[from] cni::Error),
 }
@@ -97,7 +98,7 @@ fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, Network
     Ok(config)
 }
 
-/// Converts a CNI configuration list, or the configuration of one plugin.
+/// Converts a CNI configuration list, or a single plugin's configuration.
 fn from_list(document: &Value, name: Option<&str>) -> Result<NetworkConfig, NetworkError> {
     let network = match document.get("plugins") {
         Some(_) => Network::parse(document.to_string().as_bytes(), "network"),

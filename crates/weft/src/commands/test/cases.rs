@@ -21,14 +21,14 @@ use crate::commands::probe::{Reply, Report};
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) network: TestedNetwork,
-    /// Nodes of the pod that answers and of the pod that sends.
+    /// Nodes for the pod that answers and for the pod that sends.
     pub(super) nodes: [String; 2],
-    /// Names of these pods.
+    /// Names that these pods have.
     pub(super) pods: [String; 2],
     progress: CaseProgress,
 }
 
-/// Progress of a case.
+/// How far a case is.
 #[derive(Clone, Debug)]
 enum CaseProgress {
     /// Nothing is created.
@@ -41,7 +41,7 @@ enum CaseProgress {
     Ended(Box<Outcome>),
 }
 
-/// Result of a case: its document, and a row of the table.
+/// How a case ended: its document, and a row in the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Outcome {
@@ -50,9 +50,9 @@ pub(super) struct Outcome {
     pub(super) verdict: Verdict,
     /// Fault, or remark on a success; may be empty.
     pub(super) found: String,
-    /// Addresses of both pods on the network.
+    /// Addresses that both pods have on the network.
     pub(super) addresses: [Vec<String>; 2],
-    /// MTU of the interface, in bytes.
+    /// MTU on the interface, in bytes.
     pub(super) mtu: Option<usize>,
     pub(super) replies: Vec<Reply>,
 }
@@ -65,7 +65,7 @@ pub(super) enum Verdict {
     Failed,
 }
 
-/// Next action of a case.
+/// What a case does next.
 #[derive(Debug)]
 pub(super) enum Action<'a> {
     Wait,
@@ -88,7 +88,7 @@ impl Case {
         }
     }
 
-    /// Makes a step with the pods of the run as they are now.
+    /// Makes a step with the run's pods as they are now.
     pub(super) fn advance(&mut self, pods: &BTreeMap<String, TestPod>) -> Action<'_> {
         let [first, second] = [0, 1].map(|index| self.pods.get(index).and_then(|name| pods.get(name)));
         match &self.progress {
@@ -145,7 +145,7 @@ impl Case {
         }
     }
 
-    /// Ends the case with a fault of one of its pods.
+    /// Ends the case because something is wrong with one of its pods.
     fn end(&mut self, index: usize, why: &str) -> Action<'static> {
         let name = self.pods.get(index).cloned().unwrap_or_default();
         self.fail(format!("pod {name} {why}"));
@@ -159,7 +159,7 @@ impl Case {
         self.progress = CaseProgress::Ended(Box::new(outcome));
     }
 
-    /// Returns why the case has not ended, and the name of the pod for which it waits.
+    /// Returns why the case has not ended, and the pod for which it waits.
     pub(super) fn waits_for(&self, pods: &BTreeMap<String, TestPod>) -> (String, String) {
         let index = usize::from(matches!(self.progress, CaseProgress::Second(_)));
         let name = self.pods.get(index).cloned().unwrap_or_default();
@@ -181,7 +181,7 @@ impl Case {
         (name, why)
     }
 
-    /// Returns the attachment of the second pod by its report, which names the own address for each reply.
+    /// Returns the second pod's attachment by its report, which names the own address for each reply.
     fn reported(&self, message: &str) -> Option<Entry> {
         let report: Report = serde_json::from_str(message).ok()?;
         let ips: BTreeSet<String> =
@@ -202,7 +202,7 @@ impl Case {
         }
     }
 
-    /// Returns the outcome of a case whose second pod has ended with a message.
+    /// Returns the outcome for a case whose second pod has ended with a message.
     fn judge(&self, first: &Entry, second: &Entry, message: &str) -> Outcome {
         let mut outcome = self.empty(Verdict::Failed);
         outcome.addresses = [first.ips.clone(), second.ips.clone()];
@@ -234,7 +234,7 @@ impl Case {
     }
 }
 
-/// Returns the faults of a report about these addresses.
+/// Returns what is wrong in a report about these addresses.
 fn faults(addresses: &[String], report: &Report) -> Vec<String> {
     let mut faults = Vec::new();
     for address in addresses {
@@ -265,7 +265,7 @@ fn faults(addresses: &[String], report: &Report) -> Vec<String> {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Returns the cells of its row.
+    /// Returns the cells in its row.
     pub(super) fn cells(&self) -> Vec<String> {
         let Outcome { network, nodes, verdict, found, addresses, mtu, replies } = self;
         let [first, second] = addresses;

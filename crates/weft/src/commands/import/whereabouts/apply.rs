@@ -1,4 +1,4 @@
-//! Import of the addresses: creates the pools, and an object that keeps each address for its pod.
+//! Imports the addresses: creates the pools, and an object that keeps each address for its pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,26 +19,28 @@ use ipam_api::ip_objects::PoolObject;
 use ipam_api::{cluster_snapshot, imported_addresses, pool_lookup};
 use kube_support::api_error;
 
-/// Number of failures in a row after which no further address is tried: each may take the timeout of a request.
+/// How many failures in a row are tolerated before no further address is tried: each may take a request's
+/// timeout.
 const FAILURES_MAX: usize = 3;
-/// Number of attempts to change a pool that is changed concurrently.
+/// How often a pool that is changed concurrently is tried.
 const ATTEMPTS: usize = 5;
 
-/// Import of one run.
+/// What one run has done so far.
 struct ImportRun<'a> {
     client: &'a Client,
     state: &'a ClusterState,
-    /// Pools of each network name and range, or why one is unusable.
+    /// Pools for each network name and range, or why one is unusable.
     pools: BTreeMap<(String, IpNet), Result<pool_lookup::Pool, pool_lookup::Unusable>>,
     /// Pools in which an object may have been created.
     changed: BTreeSet<String>,
-    /// Number of addresses in a row for which a request failed.
+    /// For how many addresses in a row a request failed.
     failures: usize,
 }
 
-/// Creates the pools and an object for each address. Returns the outcome of each address.
+/// Creates the pools and an object for each address. Returns each address's outcome.
 ///
-/// A failure does not end the import, because what was created is useful by itself, and a repeated run continues.
+/// A failure does not end the import, because what was created is useful by itself, and a repeated run
+/// continues.
 pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome> {
     let mut run = ImportRun { client, state, pools: BTreeMap::new(), changed: BTreeSet::new(), failures: 0 };
     let mut outcomes = vec![Outcome::NotTried; state.addresses.len()];
@@ -63,7 +65,7 @@ pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome
 }
 
 impl ImportRun<'_> {
-    /// Creates the object of an address, and its pool.
+    /// Creates the object for an address, and its pool.
     async fn import(&mut self, one: &OwnedAddress) -> Outcome {
         let Allocation { network_name, range, pod, .. } = &one.allocation;
         // A smaller range inside one belongs to the same pool, and must not get a pool of its own.
@@ -103,7 +105,7 @@ impl ImportRun<'_> {
         }
     }
 
-    /// Returns a range of the network around this one whose pool is unusable.
+    /// Returns a range around this one in the network whose pool is unusable.
     fn failed_around(&self, network: &str, range: IpNet) -> Option<(IpNet, String)> {
         self.pools.iter().find_map(|((name, around), pool)| {
             let is_around = name == network && *around != range && around.contains(&range);
@@ -125,7 +127,7 @@ async fn label_pool(client: &Client, name: &str) -> Result<(), kube::Error> {
     }
 }
 
-/// Creates the object of one address, unless it exists with another owner.
+/// Creates the object for one address, unless it exists with another owner.
 async fn create_block(
     client: &Client,
     pool: &pool_lookup::Pool,

@@ -1,7 +1,7 @@
 //! Networks whose addresses whereabouts or weft-ipam allocates, and the addresses that pods show on them.
 //!
-//! The network-status of a pod names the NetworkAttachmentDefinition, the definition names the address space. Networks in
-//! files of a node are unknown here.
+//! A pod's network-status names the NetworkAttachmentDefinition, and the definition names the address space.
+//! Networks in files on a node are unknown here.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,12 +14,12 @@ use kube::{Api, Client};
 use kube_support::api_error;
 use serde_json::Value;
 
-/// Number of objects in a page.
+/// How many objects a page has.
 const PAGE: u32 = 500;
 /// Address managers whose pools are imported, or hold imported addresses.
 const TYPES: [&str; 2] = ["whereabouts", "weft-ipam"];
 
-/// Network of a definition.
+/// Network in a definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SharedNetwork {
     /// Address space (`network_name`).
@@ -28,7 +28,7 @@ pub(super) struct SharedNetwork {
     pub(super) fixed: Vec<IpAddr>,
 }
 
-/// Networks by `namespace/name` of their definition.
+/// Networks by their definition's `namespace/name`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedNetworks(pub(super) BTreeMap<String, SharedNetwork>);
 
@@ -37,16 +37,16 @@ pub(super) struct SharedNetworks(pub(super) BTreeMap<String, SharedNetwork>);
 pub(super) struct ShownAddress {
     /// Address space.
     pub(super) space: String,
-    /// Address.
+    /// Address that the pod shows.
     pub(super) address: IpAddr,
-    /// `namespace/name` of the pod.
+    /// Pod, as `namespace/name`.
     pub(super) pod: String,
-    /// Interface.
+    /// Interface in the pod.
     pub(super) interface: String,
 }
 
 impl SharedNetworks {
-    /// Lists the definitions of all namespaces.
+    /// Lists the definitions in all namespaces.
     pub(super) async fn list(client: &Client) -> Result<SharedNetworks, Failure> {
         let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
         let resource = ApiResource::from_gvk_with_plural(&kind, "network-attachment-definitions");
@@ -76,7 +76,7 @@ impl SharedNetworks {
         Ok(SharedNetworks(all))
     }
 
-    /// Returns the addresses that pods show on these networks, except fixed ones, in the order of the addresses.
+    /// Returns the addresses that pods show on these networks, except fixed ones, sorted.
     pub(super) fn shown(&self, snapshot: &ClusterSnapshot) -> Vec<ShownAddress> {
         let mut all = Vec::new();
         for pod in snapshot.pods.values() {
@@ -99,7 +99,7 @@ impl SharedNetworks {
     }
 }
 
-/// Returns the network of a configuration; `None` if another plugin manages its addresses.
+/// Returns the network that a configuration describes; `None` if another plugin manages its addresses.
 fn shared_network(config: &str) -> Option<SharedNetwork> {
     let config: Value = serde_json::from_str(config).ok()?;
     let plugins = config["plugins"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);

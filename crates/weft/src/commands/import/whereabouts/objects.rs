@@ -1,7 +1,8 @@
-//! Objects of whereabouts, and the addresses that they record.
+//! Objects that whereabouts wrote, and the addresses that they record.
 //!
-//! An address may be recorded more than once: in pools of two namespaces, in pools with overlapping ranges, and in a
-//! reservation. All records are returned; [`super::owners()`] decides whether they contradict each other.
+//! An address may be recorded more than once: in pools in two namespaces, in pools with overlapping ranges,
+//! and in a reservation. All records are returned; [`super::owners()`] decides whether they contradict each
+//! other.
 
 use std::net::IpAddr;
 
@@ -15,20 +16,20 @@ use kube_support::api_error;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Number of objects in a page.
+/// How many objects a page has.
 const PAGE: u32 = 500;
 
 /// Address that whereabouts allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Allocation {
-    /// Address space (`network_name` of whereabouts).
+    /// Address space (`network_name` in whereabouts).
     pub(super) network_name: String,
     /// Whole range; for a slice, the range that it is part of.
     pub(super) range: IpNet,
-    /// Address.
+    /// Address that is recorded.
     pub(super) address: IpAddr,
-    /// `namespace/name` of the pod.
+    /// Pod, as `namespace/name`.
     pub(super) pod: String,
     /// Container ID; empty if unknown.
     pub(super) container: String,
@@ -38,46 +39,46 @@ pub(super) struct Allocation {
     pub(super) recorded_in: String,
 }
 
-/// Reason why an object of whereabouts cannot be read.
+/// Why an object that whereabouts wrote cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    /// The range of a pool, or of the slices of nodes, is not a network.
+    /// The range in a pool, or in the nodes' slices, is not a network.
     #[error("{object}: spec.range: {range:?}: not a network")]
     ParseRange {
-        /// The kind and the name of the object.
+        /// Object, by kind and name.
         object: String,
         /// The range as it is written.
         range: String,
     },
-    /// The allocations of a pool are not a map.
+    /// A pool's allocations are not a map.
     #[error("{pool}: spec.allocations: not a map")]
     Allocations {
-        /// The name of the pool.
+        /// Pool name.
         pool: String,
     },
-    /// One allocation of a pool is not valid.
+    /// An allocation in a pool is not valid.
     #[error("{pool}: spec.allocations: {offset:?}: {fault}")]
     ReadAllocation {
-        /// The name of the pool.
+        /// Pool name.
         pool: String,
-        /// The offset of the address in the range, as it is written.
+        /// The address's offset in the range, as it is written.
         offset: String,
         /// The rule that the allocation breaks.
         fault: &'static str,
     },
-    /// The name of a reservation contains no address.
+    /// A reservation's name contains no address.
     #[error("{name}: its name contains no address")]
     ParseReservation {
-        /// The name of the reservation.
+        /// Reservation name.
         name: String,
     },
-    /// The name of a reservation can be read as addresses of two pools.
+    /// A reservation's name can be read as addresses in two pools.
     #[error(
         "{name}: its name means {one} in one pool and {other} in another; delete it if no pod \
          has either address"
     )]
     ChooseAddress {
-        /// The name of the reservation.
+        /// Reservation name.
         name: String,
         /// The address in one pool.
         one: IpAddr,
@@ -86,7 +87,7 @@ pub(super) enum ReadError {
     },
 }
 
-/// Objects of whereabouts as JSON.
+/// Objects that whereabouts wrote, as JSON.
 #[derive(Debug, Default)]
 pub(super) struct WhereaboutsObjects {
     pools: Vec<Value>,
@@ -95,7 +96,7 @@ pub(super) struct WhereaboutsObjects {
 }
 
 impl WhereaboutsObjects {
-    /// Lists the objects of all namespaces, or of one.
+    /// Lists the objects in all namespaces, or in one.
     pub(super) async fn list(
         client: &Client,
         namespace: Option<&str>,
@@ -113,12 +114,12 @@ impl WhereaboutsObjects {
         })
     }
 
-    /// Whether there is no object of any kind.
+    /// Whether there is no object, whatever kind.
     pub(super) fn is_empty(&self) -> bool {
         self.pools.is_empty() && self.reservations.is_empty() && self.slices.is_empty()
     }
 
-    /// Returns address space and range of each pool; for a slice, the range that it is part of.
+    /// Returns address space and range for each pool; for a slice, the range that it is part of.
     pub(super) fn ranges(&self) -> Result<Vec<(String, IpNet)>, ReadError> {
         let ranges = self.slices.iter().map(sliced_range).collect::<Result<Vec<_>, ReadError>>()?;
         let read = self.pools.iter().map(|pool| pool_range(pool, &ranges));
@@ -129,8 +130,8 @@ impl WhereaboutsObjects {
         Ok(found)
     }
 
-    /// Returns every record of an allocated address, in the order of the addresses. A reservation that repeats a pool's
-    /// record of the same pod is left out.
+    /// Returns every record about an allocated address, sorted by address. A reservation that repeats what a
+    /// pool records for the same pod is left out.
     pub(super) fn allocations(&self) -> Result<Vec<Allocation>, ReadError> {
         let ranges = self.slices.iter().map(sliced_range).collect::<Result<Vec<_>, ReadError>>()?;
         let mut all = Vec::new();
@@ -168,8 +169,8 @@ impl WhereaboutsObjects {
         Ok(all)
     }
 
-    /// Returns the reading of a reservation's name whose network and address are in a pool, with the range of that pool. `None`
-    /// if there is no such pool; an error if two pools match.
+    /// Returns that reading of a reservation's name whose network and address are in a pool, with the pool's
+    /// range. `None` if there is no such pool; an error if two pools match.
     fn matching_pool(
         &self,
         reservation: &Value,
@@ -196,7 +197,7 @@ impl WhereaboutsObjects {
     }
 }
 
-/// Lists the objects of a kind.
+/// Lists the objects that have a kind.
 async fn list(
     client: &Client,
     namespace: Option<&str>,
@@ -228,7 +229,7 @@ async fn list(
     }
 }
 
-/// Returns kind, namespace and name of an object for messages.
+/// Returns an object's kind, namespace and name for messages.
 fn described(kind: &str, object: &Value) -> String {
     let (namespace, name) = (string(&object["metadata"]["namespace"]), name_of(object));
     let divider = if namespace.is_empty() { "" } else { "/" };
@@ -252,13 +253,13 @@ fn normalize_range(range: &str) -> String {
     name
 }
 
-/// Range of which nodes have slices.
+/// Range from which nodes have slices.
 #[derive(Debug)]
 struct SlicedRange {
-    /// Address space, or the name of the network if it has no address space.
+    /// Address space, or the network's name if it has no address space.
     name: String,
     range: IpNet,
-    /// Node name and slice of each node.
+    /// Node name and slice for each node.
     slices: Vec<(String, IpNet)>,
 }
 
@@ -278,7 +279,8 @@ fn sliced_range(object: &Value) -> Result<SlicedRange, ReadError> {
 }
 
 impl SlicedRange {
-    /// Returns the address space of the pool `name` with the range `own`, if `own` is a slice of this range.
+    /// Returns the address space for the pool `name` with the range `own`, if `own` is a slice from this
+    /// range.
     fn network(&self, name: &str, own: IpNet, suffix: &str) -> Option<String> {
         // A slice is named [NETWORK-]NODE-SLICE. Without a network, the name looks like that of a network's own pool.
         let node = self
@@ -292,7 +294,7 @@ impl SlicedRange {
     }
 }
 
-/// Returns the address space of a pool, its whole range, and the range in which its offsets count.
+/// Returns a pool's address space, its whole range, and the range in which its offsets count.
 fn pool_range(pool: &Value, slices: &[SlicedRange]) -> Result<(String, IpNet, IpNet), ReadError> {
     let (name, range) = (name_of(pool), string(&pool["spec"]["range"]));
     let own = range
@@ -347,8 +349,9 @@ fn pool_allocations(pool: &Value, slices: &[SlicedRange]) -> Result<Vec<Allocati
     Ok(all)
 }
 
-/// Returns every interpretation of a reservation's name as address space and address. The name is `[network-]address` with
-/// dashes for colons, so the end of a network name may also be a group of an IPv6 address.
+/// Returns every way to read a reservation's name as address space and address. The name is
+/// `[network-]address` with dashes for colons, so a network name's end may also be a group in an IPv6
+/// address.
 fn reservation_interpretations(object: &Value) -> Result<Vec<(String, IpAddr)>, ReadError> {
     let name = name_of(object);
     let parts: Vec<&str> = name.split('-').collect();

@@ -1,4 +1,4 @@
-//! Outcome of the import of each address: the plan, and its tables.
+//! What the import does with each address: the plan, and its tables.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use cli_support::table;
 use ipam_api::cluster_snapshot::{ClusterSnapshot, Holder};
 use ipam_api::imported_claim::ImportedClaim;
 
-/// Result of the import of one address.
+/// What happened to one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It is reserved for its pod in this pool.
@@ -34,7 +34,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    /// Name of the pool in which it is reserved.
+    /// Returns the pool in which it is reserved.
     pub(super) fn pool(&self) -> Option<&str> {
         match self {
             Outcome::Kept(pool) => Some(pool),
@@ -56,12 +56,12 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// State of an address in the objects of weft.
+/// What weft's objects say about an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Holding {
     /// No object contains it.
     Nothing,
-    /// An object keeps it for its pod, by an import, in this pool.
+    /// An import made an object that keeps it for its pod, in this pool.
     Imported(String),
     /// weft allocated it to its pod.
     OfPod,
@@ -71,12 +71,12 @@ pub(super) enum Holding {
     OfOther(String),
 }
 
-/// Whether a claim is that of an address imported for a pod.
+/// Whether a claim keeps an address imported for a pod.
 pub(super) fn is_claim_of(claim: &str, pod: &str) -> bool {
     ImportedClaim::parse(claim).is_some_and(|claim| format!("{}/{}", claim.namespace, claim.pod) == pod)
 }
 
-/// Returns the state of an address in the pools of its address space.
+/// Returns what the pools in an address's space say about it.
 pub(super) fn holding(snapshot: &ClusterSnapshot, allocation: &Allocation) -> Holding {
     let Allocation { network_name, address, pod, recorded_in, .. } = allocation;
     let holder = find_pod(snapshot, pod);
@@ -117,7 +117,7 @@ fn block_conflict(node: &str, block: IpNet) -> String {
     format!("node {node} has already leased its block {block}")
 }
 
-/// Returns a description of the holder of an address.
+/// Returns a description for an address's holder.
 pub(super) fn describe_holder(holder: &ipam::Holder) -> String {
     let ipam::Holder { node, owner, claim, .. } = holder;
     match (claim.is_empty(), node.is_empty()) {
@@ -143,7 +143,7 @@ pub(super) fn plan(state: &ClusterState) -> Vec<Outcome> {
     state.addresses.iter().map(outcome).collect()
 }
 
-/// Returns the outcome of an address that is not imported, whatever weft holds.
+/// Returns the outcome for an address that is not imported, whatever weft holds.
 pub(super) fn outcome_by_owner(snapshot: &ClusterSnapshot, one: &super::OwnedAddress) -> Option<Outcome> {
     if !one.rivals.is_empty() {
         return Some(Outcome::Refused(format!("two pods have it: {}", one.rivals.join("; "))));
@@ -155,13 +155,13 @@ pub(super) fn outcome_by_owner(snapshot: &ClusterSnapshot, one: &super::OwnedAdd
     }
 }
 
-/// Returns the name of the pool for a range, as whereabouts and weft-ipam name it.
+/// Returns the pool name for a range, as whereabouts and weft-ipam name it.
 pub(super) fn pool_name(space: &str, range: IpNet) -> String {
     let divider = if space.is_empty() { "" } else { "-" };
     format!("{space}{divider}{}", range.to_string().replace([':', '/'], "-"))
 }
 
-/// Document of one address for `-o json`.
+/// Document about one address for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct OutcomeRow<'a> {
@@ -200,7 +200,7 @@ pub(super) fn print_plan(state: &ClusterState, outcomes: &[Outcome], format: For
     }
 }
 
-/// Prints the result of an import. Fails if an address was refused, failed or was not tried.
+/// Prints how an import ended. Fails if an address was refused, failed or was not tried.
 pub(super) fn print_result(
     state: &ClusterState,
     outcomes: &[Outcome],
@@ -214,7 +214,7 @@ pub(super) fn print_result(
     fault(outcomes).map_or(Ok(()), Err)
 }
 
-/// Returns the failure of an import with these outcomes; `None` if every address was kept that has a pod.
+/// Returns the failure for an import with these outcomes; `None` if every address was kept that has a pod.
 fn fault(outcomes: &[Outcome]) -> Option<Failure> {
     let count = |is_counted: fn(&Outcome) -> bool| outcomes.iter().filter(|one| is_counted(one)).count();
     let refused = count(|one| matches!(one, Outcome::Refused(_)));
@@ -247,7 +247,7 @@ fn rows<'a>(
     state.addresses.iter().zip(outcomes).map(row).collect()
 }
 
-/// Returns the table of the pools that the addresses need.
+/// Returns the table with the pools that the addresses need.
 fn render_pools(state: &ClusterState) -> String {
     let needed: BTreeSet<(&str, IpNet)> = state
         .addresses

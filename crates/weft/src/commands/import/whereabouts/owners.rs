@@ -20,13 +20,13 @@ use super::objects::Allocation;
 /// Address with its owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OwnedAddress {
-    /// Address and its owner; of several owners the first.
+    /// Address and its owner; if there are several, the first.
     pub(super) allocation: Allocation,
-    /// Owners that contradict each other, with the origin of the claim; empty: there is one owner.
+    /// Owners that contradict each other, each with where its claim comes from; empty: there is one owner.
     pub(super) rivals: Vec<String>,
 }
 
-/// Returns each address once, in the order of address space and address. `exists` tells whether a pod exists.
+/// Returns each address once, sorted by address space and address. `exists` tells whether a pod exists.
 pub(super) fn owners(
     records: &[Allocation],
     shown: &[ShownAddress],
@@ -88,7 +88,7 @@ fn owned_address(claims: Vec<Allocation>, exists: impl Fn(&str) -> bool) -> Opti
     Some(OwnedAddress { allocation, rivals })
 }
 
-/// Returns the owner and the origin of its claim.
+/// Returns the owner and where its claim comes from.
 fn describe_claim(claim: &Allocation) -> String {
     let Allocation { pod, interface, recorded_in, .. } = claim;
     let interface = if interface.is_empty() { String::new() } else { format!(" ({interface})") };

@@ -1,7 +1,8 @@
-//! `weft import whereabouts --verify`: what pods show, what whereabouts recorded and what weft holds, side by side.
+//! `weft import whereabouts --verify`: what pods show, what whereabouts recorded and what weft holds, side by
+//! side.
 //!
-//! An address of an existing pod differs if another pod has it, too, or if weft does not hold it for this pod: weft would
-//! allocate it again.
+//! If a pod exists, its address differs if another pod has it, too, or if weft does not hold it for this pod:
+//! weft would allocate it again.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,7 +27,7 @@ pub(super) struct ComparedAddress {
     shown_by: Vec<String>,
     /// Pods for which whereabouts recorded it, if they exist.
     recorded_for: Vec<String>,
-    /// Holder in the objects of weft.
+    /// Holder according to weft's objects.
     held: String,
     /// Reason why the sources differ; empty if they do not.
     difference: String,

@@ -17,21 +17,21 @@ use cni::object::DOCUMENT_MAX;
 use cni::{Context, Error, code};
 use serde::Deserialize;
 
-/// Maximum size of a file, in bytes. A file contains the configurations of all delegates in base64.
+/// Maximum file size, in bytes. A file contains all delegates' configurations in base64.
 const FILE_MAX: u64 = 16 * DOCUMENT_MAX as u64;
 
-/// Delegate of a sandbox as planned by Multus.
+/// Delegate in a sandbox as Multus planned it.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     /// Network name in the status.
     pub(super) label: String,
     /// Configuration.
     pub(super) network: Network,
-    /// Requested interface name.
+    /// Interface name that the pod requested.
     pub(super) requested: Option<String>,
 }
 
-/// Fields of a stored delegate.
+/// Fields that a stored delegate has.
 #[derive(Deserialize)]
 struct Wire {
     #[serde(default, rename = "Name")]
@@ -53,7 +53,7 @@ impl Planned {
     }
 }
 
-/// Reads the file of one sandbox.
+/// Reads one sandbox's file.
 pub(super) fn read(path: &Path) -> Result<Vec<Planned>, Error> {
     let unreadable = |cause: String| Error::new(code::DECODING_FAILURE, cause);
     let mut bytes = Vec::new();
