@@ -1,4 +1,4 @@
-//! Tests of `weft cri-proxy` before a real containerd: it forwards all other calls unchanged.
+//! Tests for `weft cri-proxy` before a real containerd: it forwards all other calls unchanged.
 //!
 //! ```text
 //!   the test ── CRI ── weft cri-proxy ── CRI ── containerd

@@ -1,4 +1,4 @@
-//! Tests of a container runtime whose pods have addresses by DHCP: the node changes from the Go plugins to
+//! Tests for a container runtime whose pods get addresses by DHCP: the node changes from the Go plugins to
 //! weft, and the pods keep their leases.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!   br0 10.1.0.1, dnsmasq ─┬─ eth0 of each pod
 //! ```
 //!
-//! The daemon takes over the leases from the cache of the runtime's own libcni, in whichever release.
+//! The daemon takes over the leases from the cache that the runtime's own libcni wrote, in whichever release.
 //!
 //! Source: containerd `pkg/cri/server/sandbox_run.go`; go-cni; libcni `libcni/api.go`.
 

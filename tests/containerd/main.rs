@@ -1,4 +1,4 @@
-//! End-to-end tests of lane `containerd`: weft under a real containerd and runc, without Kubernetes.
+//! End-to-end tests in lane `containerd`: weft under a real containerd and runc, without Kubernetes.
 //!
 //! Needs a machine prepared by `lanes/containerd/prepare`.
 

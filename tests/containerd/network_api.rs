@@ -1,4 +1,4 @@
-//! Tests of the CRI Network API on an unmodified containerd.
+//! Tests for the CRI Network API on an unmodified containerd.
 //!
 //! ```text
 //!   the test, weft network ── CRI ── weft cri-proxy ── CRI ── containerd ── CNI ── weft

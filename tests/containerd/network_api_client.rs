@@ -1,4 +1,4 @@
-//! Tests of the CRI Network API with an independent client: Python, with code generated from the shipped
+//! Tests for the CRI Network API with an independent client: Python, with code generated from the shipped
 //! `.proto`.
 //!
 //! ```text

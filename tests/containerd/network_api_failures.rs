@@ -1,4 +1,4 @@
-//! Tests of the CRI Network API with failures: changed attachments, and processes that are killed in any
+//! Tests for the CRI Network API with failures: changed attachments, and processes that are killed in any
 //! order.
 //!
 //! Source: docs/cri-networks.md; ARCHITECTURE.md, "Invariants".

@@ -1,4 +1,4 @@
-//! Tests of a container runtime whose network fails: the error that a kubelet receives, and that nothing is
+//! Tests for a container runtime whose network fails: the error that a kubelet receives, and that nothing is
 //! left.
 //!
 //! Source: containerd 1.6 `pkg/cri/server/sandbox_run.go`: a pod whose network fails is torn down and forgotten;

@@ -1,4 +1,4 @@
-//! Tests of a container runtime that calls `weft`: what a kubelet observes during the life of a pod.
+//! Tests for a container runtime that calls `weft`: what a kubelet observes while a pod lives.
 //!
 //! ```text
 //!   kubelet (the test) ── CRI ── containerd ── CNI ── weft ── default, red, blue, wire

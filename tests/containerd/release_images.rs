@@ -1,7 +1,7 @@
-//! Images of a release: containerd, podman and docker load what `release/image` writes, without a registry.
+//! Release images: containerd, podman and docker load what `release/image` writes, without a registry.
 //!
-//! The programs in the images are small files, because only the format of the archives matters here. `release/check` loads
-//! the images of a real release into containerd and podman.
+//! The programs in the images are small files, because only the archive format matters here. `release/check`
+//! loads the images from a real release into containerd and podman.
 
 use rig::Containerd;
 use rig::machine::Machine;

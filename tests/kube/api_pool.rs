@@ -1,4 +1,4 @@
-//! Pool of API servers: a server that a test has used is restored before the next test gets it.
+//! Pool with API servers: a server that a test has used is restored before the next test gets it.
 //!
 //! Source: `tests/src/etcd_snapshot.rs`.
 

@@ -1,4 +1,4 @@
-//! Console blocks of the documents that need a cluster: every command is run as it is written.
+//! Console blocks in documents that need a cluster: every command is run as it is written.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Cluster IPAM: addresses that are unique in a cluster, with a real API server, agents of several nodes, and the plugin.
+//! Cluster IPAM: addresses that are unique in a cluster, with a real API server, agents on several nodes, and
+//! the plugin.
 //!
 //! ```text
 //!   kube-apiserver ◄── agents of four nodes ◄── weft-ipam ADD/DEL ◄── the test, as container runtime

@@ -1,4 +1,5 @@
-//! Claims of cluster IPAM: addresses that a claim requests by name, keeps for its pods, and shares between them.
+//! Claims in cluster IPAM: addresses that a claim requests by name, keeps for its pods, and shares between
+//! them.
 //!
 //! ```text
 //!   kube-apiserver ◄── agents ◄── weft-ipam ADD/DEL ◄── the test, as container runtime

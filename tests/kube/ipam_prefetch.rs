@@ -1,4 +1,4 @@
-//! Prefetched blocks of cluster IPAM: blocks that a node has leased before a pod needs them.
+//! Prefetched blocks in cluster IPAM: blocks that a node has leased before a pod needs them.
 //!
 //! ```text
 //!   kube-apiserver ◄── agents ◄── weft-ipam ADD/DEL ◄── the test, as container runtime

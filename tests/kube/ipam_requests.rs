@@ -1,4 +1,4 @@
-//! Requests of cluster IPAM to a real API server, which counts them.
+//! Requests that cluster IPAM makes to a real API server, which counts them.
 //!
 //! ```text
 //!   kube-apiserver /metrics ◄── before and after ── agents of two nodes ◄── weft-ipam ADD ◄── the test

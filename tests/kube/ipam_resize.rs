@@ -1,4 +1,5 @@
-//! Ranges that are enlarged, reduced or moved while pods hold addresses of them, in definitions and in IPPool objects.
+//! Ranges that are enlarged, reduced or moved while pods hold their addresses, in definitions and in IPPool
+//! objects.
 //!
 //! ```text
 //!   kube-apiserver ◄── agents of three or six nodes ◄── weft-ipam ADD/DEL ◄── the test, as container runtime

@@ -1,4 +1,5 @@
-//! Any free address for any node: small windows, addresses of other nodes' blocks, returns without a CNI call.
+//! Any free address for any node: small windows, addresses from other nodes' blocks, returns without a CNI
+//! call.
 //!
 //! ```text
 //!   kube-apiserver ◄── agents of three or six nodes ◄── weft-ipam ADD/DEL ◄── the test, as container runtime

@@ -1,4 +1,5 @@
-//! Tests of the metrics of an agent with a real API server: their form, and the alerts that recorded scrapes cause.
+//! Tests for an agent's metrics with a real API server: their form, and the alerts that recorded scrapes
+//! cause.
 
 use rig::Agent;
 use rig::agent::node_configuration;

@@ -1,5 +1,5 @@
-//! The real Multus and weft on one node of a real API server: both attach the same pods, their status and results are
-//! compared, and weft removes attachments of Multus.
+//! The real Multus and weft on one node with a real API server: both attach the same pods, status and results
+//! are compared, and weft removes attachments that Multus made.
 //!
 //! ```text
 //!   multus (thin) or multus-shim + multus-daemon (thick), Go plugins ─► network-status, result, Events ─┐ compared
@@ -7,7 +7,8 @@
 //! ```
 //!
 //! - weft runs with the configuration that `weft import multus` prints, once with the Go plugins and once with its own.
-//! - An intended difference has its row in [`INTENDED`] and its line in DEVIATIONS.md. A row without a difference fails, too.
+//! - An intended difference must have a row in [`INTENDED`] and a line in DEVIATIONS.md. A row without a
+//!   difference fails, too.
 //! - `PEERS` contains Multus. Without it, the tests are skipped.
 //!
 //! Source: Multus v4.3; multi-network specification (NPWG) v1.3, section 5.

@@ -1,4 +1,4 @@
-//! CRD of network definitions with a real API server: accepted and refused objects, and RBAC.
+//! CRD for network definitions with a real API server: accepted and refused objects, and RBAC.
 //!
 //! ```text
 //!   weft crds | kubectl apply ── kube-apiserver (RBAC) ── etcd

@@ -1,4 +1,5 @@
-//! `weft test` with a real API server and no kubelet: its refusals, its rights, the pods that it creates, and their removal.
+//! `weft test` with a real API server and no kubelet: what it refuses, its rights, the pods that it creates
+//! and removes.
 //!
 //! ```text
 //!   weft test (a user with few rights) ── pods ──► kube-apiserver ◄── the test deletes them as a kubelet does

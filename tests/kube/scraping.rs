@@ -1,12 +1,12 @@
-//! Tests of the PodMonitor of the chart: Prometheus finds the metrics of each component.
+//! Tests for the chart's PodMonitor: Prometheus finds each component's metrics.
 //!
 //! ```text
 //!   chart ── PodMonitor ── relabelings ──► scrape configuration ── promtool check service-discovery ──► targets
 //! ```
 //!
-//! The Prometheus operator translates each endpoint of a PodMonitor into such a configuration: the pods that its selector
-//! matches, and the relabelings with other names of their keys. Debian's promtool has no discovery of pods, so the
-//! configuration lists what that discovery returns.
+//! The Prometheus operator translates each endpoint in a PodMonitor into such a configuration: the pods that
+//! its selector matches, and the relabelings under other key names. Debian's promtool cannot discover pods,
+//! so the configuration lists what the discovery returns.
 //!
 //! Source: Prometheus operator, `PodMetricsEndpoint`; Prometheus, `kubernetes_sd_config`, role `pod`.
 

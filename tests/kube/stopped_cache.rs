@@ -5,7 +5,8 @@
 //! ```
 //!
 //! - The proxy acknowledges what it receives: TCP alone does not notice that a frozen connection is dead.
-//! - In the other test packets are dropped, which HTTP/2 alone would notice, too; with them also connections of HTTP/1.1.
+//! - In the other test packets are dropped, which HTTP/2 alone would notice, too; with them also HTTP/1.1
+//!   connections.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

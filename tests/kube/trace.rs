@@ -1,4 +1,4 @@
-//! `weft trace` between two nodes of a cluster: what the API server tells about a pod on the other node, and the cable.
+//! `weft trace` between two nodes: what the API server tells about a pod on the other node, and the cable.
 //!
 //! ```text
 //!   worker-1: agent, web net1 ── br-data ── eth1 ═══ cable ═══ eth1 ── br-data ── net1 db, agent: worker-2

@@ -1,4 +1,5 @@
-//! Traces of ADDs at a receiver with OpenTelemetry's own messages, and a receiver that is unreachable, stalls or refuses.
+//! ADD traces at a receiver with OpenTelemetry's own messages, and a receiver that is unreachable, stalls or
+//! refuses.
 //!
 //! ```text
 //!   weft-cni ADD ── plan request, report ──► agent ── OTLP (gRPC, HTTP) ──► collector.py ── a line a span ──► the test

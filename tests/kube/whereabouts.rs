@@ -1,5 +1,5 @@
-//! The real whereabouts and weft on one real API server: weft takes over allocated addresses, and the same configuration
-//! gives a result of the same form.
+//! The real whereabouts and weft on one real API server: weft takes over allocated addresses, and the same
+//! configuration gives a result in the same form.
 //!
 //! ```text
 //!   whereabouts ADD ─► IPPool, OverlappingRangeIPReservation ─► weft import whereabouts ─► IPBlock ─► weft-ipam ADD

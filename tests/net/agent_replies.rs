@@ -1,6 +1,6 @@
-//! Tests of the meta-plugin with an agent that answers with a hostile plan, or does not answer.
+//! Tests for the meta-plugin with an agent that answers with a hostile plan, or does not answer.
 //!
-//! The agent is a thread of the test that speaks the protocol (`docs/design/rpc.md`).
+//! The agent is a thread in the test that speaks the protocol (`docs/design/rpc.md`).
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

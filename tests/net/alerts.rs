@@ -1,4 +1,5 @@
-//! Tests of the alerts, with promtool: each fires with the series that it is about, and none with healthy ones.
+//! Tests for the alerts, with promtool: each fires with the series that it is about, and none with healthy
+//! ones.
 
 use rig::alerts::{RULES, Series, evaluate, names};
 use testkit::{Feature, host, workspace};

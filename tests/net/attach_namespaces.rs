@@ -1,5 +1,5 @@
-//! Tests of the network namespaces that `weft attach` creates: one with the same name that no killed attach left is neither
-//! used nor deleted.
+//! Tests for the network namespaces that `weft attach` creates: one with the same name that no killed attach
+//! left is neither used nor deleted.
 
 use serde_json::json;
 use testkit::{Feature, Finished, Host, host, workspace};

@@ -1,4 +1,4 @@
-//! Tests of `bandwidth`, option by option: the objects of the kernel, and the throughput of real traffic.
+//! Tests for `bandwidth`, option by option: the kernel objects, and the throughput with real traffic.
 //!
 //! ```text
 //!   host ── br0 10.1.0.1, fd01::1 ── veth ── eth0 a        ifb: traffic from a passes through it

@@ -1,4 +1,4 @@
-//! Tests of a bond as parent: an interface on it keeps working after one of the bond's links fails.
+//! Tests for a bond as parent: an interface on it keeps working after one of the bond's links fails.
 //!
 //! ```text
 //!   outside: br0 192.0.2.2 ═╦═ w0 ═╦═ bond0 host        a: macvlan, ipvlan or vlan on bond0

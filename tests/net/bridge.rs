@@ -1,4 +1,4 @@
-//! Tests of `bridge`, option by option, with traffic where an option affects traffic.
+//! Tests for `bridge`, option by option, with traffic where an option affects traffic.
 //!
 //! ```text
 //!   outside ── up0 ── host ── br0 ┬─ a eth0

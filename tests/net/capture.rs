@@ -1,4 +1,4 @@
-//! Tests of `weft capture`: tcpdump reads what it wrote.
+//! Tests for `weft capture`: tcpdump reads what it wrote.
 //!
 //! ```text
 //!   pod web net1 ── bridge ── net1 pod db          host: weft capture db --network red ──► file.pcap ──► tcpdump -r

@@ -1,4 +1,4 @@
-//! Tests that every chained plugin must pass: each body runs for each plugin of a table.
+//! Tests that every chained plugin must pass: each body runs for each plugin in a table.
 //!
 //! ```text
 //!   host ── br0 ── veth ── eth0 pod        bridge, then the plugin; DEL in reverse order

@@ -1,4 +1,4 @@
-//! Tests of the command `weft` on a host without Kubernetes: attach, list, check, detach, and their failures.
+//! Tests for the command `weft` on a host without Kubernetes: attach, list, check, detach, and how they fail.
 //!
 //! ```text
 //!   host ─┬─ weft0 ─┬─ eth0  my-pod, my-partner     (examples/)

@@ -1,5 +1,5 @@
-//! Tests of concurrent calls: calls for one sandbox run one after the other, calls for different sandboxes in
-//! parallel.
+//! Tests for concurrent calls: calls for one sandbox run one after the other, calls for different sandboxes
+//! in parallel.
 //!
 //! Source: NPWG specification, 7.3 (NPWG1-7.3-1); SPEC 1.1.0 §2 (S18).
 

@@ -1,5 +1,5 @@
-//! Tests of the command line with the runtime's configuration: where it is, which journal it names, which manifests it
-//! reads, and how the commands report a configuration that is damaged or renamed.
+//! Tests for the command line with the runtime's configuration: where it is, which journal it names, which
+//! manifests it reads, and how the commands report a configuration that is damaged or renamed.
 
 use rig::cluster;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
-//! Limits of configurations: what a plan accepts, a DEL ends, whatever a pod or a definition asks for.
+//! Limits for configurations: what a plan accepts, a DEL ends, whatever a pod or a definition asks for.
 //!
 //! Real plugins and a real kernel; the definitions are valid ones with values replaced at random, by seed.
-//! `WEFT_TEST_PLANS` is the number of generated plans.
+//! `WEFT_TEST_PLANS` sets how many plans are generated.
 
 use rig::cluster::{Cluster, bridge, configuration, entry_path};
 use rig::{assert_nothing_left, links, refusal};

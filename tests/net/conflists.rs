@@ -1,13 +1,13 @@
-//! Tests of configurations as distributions ship them: `tests/net/testdata`, with their keys and no more. [`SOURCES`] names
-//! the file of each project that has these keys.
+//! Tests for configurations as distributions ship them: `tests/net/testdata`, with their keys and no more.
+//! [`SOURCES`] names the file in each project that has these keys.
 //!
 //! ```text
 //!   weft ── built-in plugins                             kind, minikube, podman, CRI-O, containerd, Nomad, OpenShift, …
 //!        └─ a foreign plugin ── portmap, bandwidth       flannel, Calico, Cilium, AWS, Azure, Terway, Antrea
 //! ```
 //!
-//! A foreign plugin that comes first is [`FOREIGN`], a script that makes a real link. One in the middle of a chain passes on
-//! the previous result.
+//! A foreign plugin that comes first is [`FOREIGN`], a script that makes a real link. One inside a chain
+//! passes on the previous result.
 
 use std::path::{Path, PathBuf};
 

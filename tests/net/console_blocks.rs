@@ -1,4 +1,4 @@
-//! Tests that run the console blocks of the documents that need only a host, each command as written.
+//! Tests that run the console blocks in documents that need only a host, each command as written.
 
 use rig::console_blocks::{Way, blocks, row_of, script};
 use testkit::{Feature, Host, host};

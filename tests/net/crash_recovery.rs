@@ -1,4 +1,4 @@
-//! Tests of crash recovery: after `kill -9` before any step that changes something, DEL leaves nothing and a
+//! Tests for crash recovery: after `kill -9` before any step that changes something, DEL leaves nothing and a
 //! repeated ADD works.
 //!
 //! A walk kills an ADD (or a DEL) before its first such system call, then before its second, and so on, until

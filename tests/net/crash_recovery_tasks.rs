@@ -1,4 +1,4 @@
-//! Tests of crash recovery for tasks, as `weft executor` runs them: after `kill -9` before any step, the same
+//! Tests for crash recovery in tasks, as `weft executor` runs them: after `kill -9` before any step, the same
 //! task completes the work, and a DEL at any moment finds everything.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!                                             └─ change ──► eth0, a0, b0 bridge br3 ─┘
 //! ```
 //!
-//! `crash_recovery.rs` walks the steps of the plugins. This file covers the steps between them: the journal,
-//! the locks, and what a killed task leaves to the next.
+//! `crash_recovery.rs` walks the plugins' steps. This file covers the steps between them: the journal, the
+//! locks, and what a killed task leaves to the next.
 //!
 //! Source: the invariants of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.
 

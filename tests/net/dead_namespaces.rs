@@ -1,4 +1,5 @@
-//! Tests of a namespace that is gone: plugins get an empty `CNI_NETNS`, whatever path the journal or the runtime has.
+//! Tests for a namespace that is gone: plugins get an empty `CNI_NETNS`, whatever path the journal or the
+//! runtime has.
 //!
 //! ```text
 //!   weft ─┬─ eth0  bridge br1

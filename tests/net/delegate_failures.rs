@@ -1,4 +1,4 @@
-//! Tests of the meta-plugin with delegates that fail or misbehave: it undoes what was attempted, and changes
+//! Tests for the meta-plugin with delegates that fail or misbehave: it undoes what was attempted, and changes
 //! nothing else.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Tests of the plugin that runs for a delegate: a built-in plugin in process or a program, with the same
+//! Tests for the plugin that runs for a delegate: a built-in plugin in process or a program, with the same
 //! output.
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1); the option `builtin`; `crates/weft-cni/src/plugin_invoker.rs`.

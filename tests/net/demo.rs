@@ -1,4 +1,4 @@
-//! Tests of `weft demo`: it needs nothing on the host, ends as documented, and leaves nothing, also after
+//! Tests for `weft demo`: it needs nothing on the host, ends as documented, and leaves nothing, also after
 //! failures and signals.
 //!
 //! ```text

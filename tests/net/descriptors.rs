@@ -1,5 +1,5 @@
-//! Tests of calls with few file descriptors: their number depends on neither the networks of a pod nor the sandboxes of a
-//! node.
+//! Tests for calls with few file descriptors: how many they need depends on neither a pod's networks nor a
+//! node's sandboxes.
 //!
 //! ```text
 //!   prlimit --nofile=N weft ── br1 … br30 ── pod web, and entries of sandboxes that are gone

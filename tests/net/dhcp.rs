@@ -1,4 +1,4 @@
-//! Tests of the `dhcp` plugin with a real server: allocation, renewal, refusal, loss, restart of the daemon,
+//! Tests for the `dhcp` plugin with a real server: allocation, renewal, refusal, loss, a restarted daemon,
 //! and release.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Tests of the `dhcp` plugin with real DHCPv6 servers: allocation, renewal, refusal, loss, restart of the
+//! Tests for the `dhcp` plugin with real DHCPv6 servers: allocation, renewal, refusal, loss, a restarted
 //! daemon, and release.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Tests of `weft doctor`: it reports each fault, and nothing on a node without faults.
+//! Tests for `weft doctor`: it reports each fault, and nothing on a node without faults.
 
 use rig::cluster;
 use serde_json::{Value, json};

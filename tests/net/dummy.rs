@@ -1,4 +1,4 @@
-//! Tests of `dummy`: an interface with addresses that only the container has.
+//! Tests for `dummy`: an interface with addresses that only the container has.
 //!
 //! Source: containernetworking/plugins `plugins/main/dummy` v1.9.1.
 

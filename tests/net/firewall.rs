@@ -1,5 +1,5 @@
-//! Tests of `firewall`: which traffic it accepts on a host that drops forwarded packets, and which traffic an
-//! ingress policy drops.
+//! Tests for `firewall`: which traffic it accepts on a host that drops forwarded packets, and which traffic
+//! an ingress policy drops.
 //!
 //! ```text
 //!   outside 192.0.2.2, fd00:2::2 ── up0 ── host ── br0 10.1.0.1, fd01::1 ── a, b

@@ -1,4 +1,4 @@
-//! Tests of the history of calls, and of the trace context that the meta-plugin passes on.
+//! Tests for the call history, and for the trace context that the meta-plugin passes on.
 //!
 //! ```text
 //!   weft-cni ──► /var/lib/weft/history/{failures,successes}.jsonl ──► weft history

@@ -1,4 +1,4 @@
-//! Tests of `host-device`: an interface of the host moves into a container and back, unchanged.
+//! Tests for `host-device`: an interface moves from the host into a container and back, unchanged.
 //!
 //! ```text
 //!   far ── 10.3.0.2 far0 ── dev0 host ──ADD──► dev0 as net1 in pod a

@@ -1,4 +1,4 @@
-//! Tests of `host-local`, as a runtime executes it: results, files, and leftovers after failures.
+//! Tests for `host-local`, as a runtime executes it: results, files, and leftovers after failures.
 //!
 //! ```text
 //!   Host  /var/lib/cni/networks/net/{10.1.2.2, last_reserved_ip.0, lock}   /run/weft/host-local/…

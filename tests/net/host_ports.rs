@@ -1,5 +1,5 @@
-//! Tests of a pod's host ports and firewall through the meta-plugin: the runtime's `portMappings` arrive at
-//! the plugins of the default network, and at no other network.
+//! Tests for a pod's host ports and firewall through the meta-plugin: the runtime's `portMappings` reach the
+//! default network's plugins, and no other network.
 //!
 //! ```text
 //!   outside ── up0 ── host ── br1 ── web eth0      default: bridge, portmap, firewall

@@ -1,4 +1,5 @@
-//! Tests of what a process in a pod can leave on a device of the host, which returns at DEL or when the pod's namespace ends.
+//! Tests for what a process in a pod can leave on a host device, which returns at DEL or when the pod's
+//! namespace ends.
 //!
 //! ```text
 //!   far ── far0 ── dev0 host ──ADD──► net1 in pod web ── XDP, tc, neighbours, offloads ──► dev0, as before

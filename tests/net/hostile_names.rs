@@ -1,5 +1,5 @@
-//! Tests of names that a pod chooses, in the output of every command that shows them: ESC, HTML, and text of the other
-//! direction.
+//! Tests for names that a pod chooses, in the output that every command shows: ESC, HTML, and right-to-left
+//! text.
 //!
 //! ```text
 //!   pod web  <b>x ── bridge br2 ── <b>x  pod db

@@ -1,4 +1,4 @@
-//! Tests of what a process in a pod, with `NET_ADMIN`, can make weft do by changing its own interfaces.
+//! Tests for what a process in a pod, with `NET_ADMIN`, can make weft do by changing its own interfaces.
 //!
 //! ```text
 //!   far ── far0 ── dev0 host ──ADD──► net1 in pod web ── changed by the pod ──DEL──► dev0, as before

@@ -1,13 +1,13 @@
-//! Tests of `weft import multus`: a node of Multus is taken over while its pods run, and weft detaches their
-//! attachments.
+//! Tests for `weft import multus`: a node with Multus is taken over while its pods run, and weft detaches
+//! their attachments.
 //!
 //! ```text
 //!   /var/lib/cni/multus/<container id>      delegates ─┐
 //!   /var/lib/cni/multus/results/…           libcni ────┴─► weft import multus ─► /var/lib/weft/sandboxes
 //! ```
 //!
-//! The test creates the state of Multus as Multus does: interfaces by the plugins themselves, libcni's cache
-//! by a caller that writes it like libcni, and the delegates in Multus's format.
+//! The test creates the same state as Multus: interfaces by the plugins themselves, libcni's cache by a
+//! caller that writes it like libcni, and the delegates in Multus's format.
 //!
 //! Source: Multus `pkg/multus/multus.go`, `pkg/types/types.go`; M27.
 

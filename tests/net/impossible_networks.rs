@@ -1,4 +1,4 @@
-//! Tests of networks that no plugin can attach: they are refused before the journal, or their DEL ends.
+//! Tests for networks that no plugin can attach: they are refused before the journal, or their DEL ends.
 //!
 //! ```text
 //!   weft ─┬─ eth0  bridge br1

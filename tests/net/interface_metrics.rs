@@ -1,4 +1,4 @@
-//! Tests of the metrics that `weft executor` serves: traffic of each interface of each pod, and counters of policies.
+//! Tests for the metrics that `weft executor` serves: traffic on each pod's interfaces, and policy counters.
 //!
 //! ```text
 //!   pod web eth0, net1 ── bridges ── eth0, net1 pod db        host: weft executor --listen ◄── curl

@@ -1,4 +1,4 @@
-//! Tests that every interface plugin must pass: each body runs for each plugin of a table.
+//! Tests that every interface plugin must pass: each body runs for each plugin in a table.
 //!
 //! ```text
 //!   host ── br0, up0 ── outside          a, b: pods

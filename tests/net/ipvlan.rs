@@ -1,4 +1,4 @@
-//! Tests of `ipvlan`, option by option.
+//! Tests for `ipvlan`, option by option.
 //!
 //! ```text
 //!   outside ── up0 ── up0 host        a, b: ipvlan interfaces on up0

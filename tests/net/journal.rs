@@ -1,4 +1,4 @@
-//! Tests of the journal: DEL, CHECK and GC need only the journal, and an unreadable entry is never
+//! Tests for the journal: DEL, CHECK and GC need only the journal, and an unreadable entry is never
 //! overwritten.
 //!
 //! ```text

@@ -1,5 +1,5 @@
-//! Tests of pods whose network namespace contains as many objects as a process with `NET_ADMIN` may create there:
-//! CHECK, hot-unplug, GC and DEL of the attachments beside them work.
+//! Tests for pods whose network namespace contains as many objects as a process with `NET_ADMIN` may create
+//! there: CHECK, hot-unplug, GC and DEL work for the attachments beside them.
 //!
 //! ```text
 //!   dev0 (host-device) ─┐

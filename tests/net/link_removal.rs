@@ -1,4 +1,4 @@
-//! Tests of the removal of links and rules, which does not wait for the kernel's grace period.
+//! Tests for how links and rules are removed: without waiting for the kernel's grace period.
 //!
 //! Source: docs/design/journal.md, "Removal of links" and "Removal of rules".
 

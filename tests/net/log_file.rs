@@ -1,4 +1,4 @@
-//! Tests of `logFile`, `logLevel`, `logToStderr` and `logOptions` of the meta-plugin.
+//! Tests for the meta-plugin's `logFile`, `logLevel`, `logToStderr` and `logOptions`.
 //!
 //! ```text
 //!   weft ── lines ──┬─► stderr (logToStderr)

@@ -1,4 +1,4 @@
-//! Tests of DEL after the journal lost the entry of a sandbox.
+//! Tests for DEL after the journal lost a sandbox's entry.
 //!
 //! ```text
 //!   ADD ─ rm /var/lib/weft ─ DEL with prevResult ─► new plan ─► journal entry ─► plugins, last first

@@ -1,4 +1,4 @@
-//! Tests of `macvlan` and `loopback`, option by option.
+//! Tests for `macvlan` and `loopback`, option by option.
 //!
 //! ```text
 //!   outside ── up0 ── up0 host        a, b: macvlan interfaces on up0

@@ -1,5 +1,6 @@
-//! Tests of network policies with every pair of nine pods: namespaces x, y, z, pods a, b, c in each, ports 80 and 81, TCP and
-//! UDP, IPv4 and IPv6. The truth table of each case is a function of its own, not the verdict of weft.
+//! Tests for network policies with every pair among nine pods: namespaces x, y, z, pods a, b, c in each,
+//! ports 80 and 81, TCP and UDP, IPv4 and IPv6. Each case has a truth table as a function of its own, not
+//! weft's verdict.
 //!
 //! ```text
 //!   x/a 10.9.0.11, x/b 10.9.0.12, x/c …13, y/a …14, …, z/c …19      fd00:9::11, …

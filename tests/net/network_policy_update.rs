@@ -1,5 +1,5 @@
-//! Tests of network policies of running pods: tasks that replace the rules, a kill at every step of them, and rules that
-//! another program changed.
+//! Tests for network policies on running pods: tasks that replace the rules, a kill at every step, and rules
+//! that another program changed.
 //!
 //! ```text
 //!   db 10.9.0.11 ──┬── network "data" (fd00:9::11, …)      policies: in the tasks, as `weft executor` runs them

@@ -4,9 +4,12 @@
 //!   web ── UDP 9999 (forbidden) and 53 (allowed), IPv4 and IPv6, without a pause ──► db: ADD, DEL, ADD, DEL, …
 //! ```
 //!
-//! - Both sockets of `db` listen before the first ADD. A start is over when an allowed packet of each family has arrived.
-//! - Where a plugin sets hardware addresses, `web` knows that of `db`: its packets arrive before any announcement.
-//! - `WEFT_POLICY_STARTS` is the number of starts (default: 50; 5 in the guest, whose processor is emulated).
+//! - Both sockets on `db` listen before the first ADD. A start is over when an allowed packet in each family
+//!   has arrived.
+//! - Where a plugin sets hardware addresses, `web` knows the one on `db`: its packets arrive before any
+//!   announcement.
+//! - `WEFT_POLICY_STARTS` sets how often the pod starts (default: 50; 5 in the guest, whose processor is
+//!   emulated).
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};

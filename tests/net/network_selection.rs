@@ -1,4 +1,4 @@
-//! Tests of the meta-plugin's network selection: which networks a pod gets, in which order, and what each
+//! Tests for the meta-plugin's network selection: which networks a pod gets, in which order, and what each
 //! plugin receives.
 //!
 //! ```text

@@ -1,5 +1,5 @@
-//! Tests that every option of every plugin is refused if it has a wrong type or is out of range: code 7, with
-//! key and value, and nothing changes.
+//! Tests that every plugin option is refused if it has a wrong type or is out of range: code 7, with key and
+//! value, and nothing changes.
 //!
 //! ```text
 //!   host ── up0, dev0          a: pod with eth0 for chained plugins

@@ -1,4 +1,5 @@
-//! Tests of the program that serves a plugin: the one that made the attachment, whichever copy of `weft-cni` is called.
+//! Tests for the program that serves a plugin: the one that made the attachment, whichever `weft-cni` copy is
+//! called.
 //!
 //! ```text
 //!   /opt/cni/bin   weft-cni, bridge and host-local of the Go plugins      target/debug   weft, weft-cni (another copy)

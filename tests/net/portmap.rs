@@ -1,5 +1,5 @@
-//! Tests of `portmap`: which clients reach a container by a port of the host, which do not, and that DEL
-//! removes all of it.
+//! Tests for `portmap`: which clients reach a container by a host port, which do not, and that DEL removes
+//! everything.
 //!
 //! ```text
 //!   outside 192.0.2.2, fd00:2::2 ── up0 ── 192.0.2.1, fd00:2::1 host 10.1.0.1, fd01::1 ── br0 ── a, b: pods

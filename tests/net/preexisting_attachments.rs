@@ -1,4 +1,4 @@
-//! Tests of sandboxes that the runtime attached before weft was installed, and that weft detaches.
+//! Tests for sandboxes that the runtime attached before weft was installed, and that weft detaches.
 //!
 //! ```text
 //!   /var/lib/cni/results/home-<container id>-eth0 ── DEL ── weft ── the plugins of home

@@ -1,4 +1,4 @@
-//! Tests of `weft probe`, the program in the pods of `weft test`, without privilege.
+//! Tests for `weft probe`, the program that runs in the pods which `weft test` creates, without privilege.
 //!
 //! ```text
 //!   pod db: weft probe ── net1 ── bridge br2 of the host ── net1 ── pod web: weft probe --to

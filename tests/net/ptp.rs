@@ -1,4 +1,4 @@
-//! Tests of `ptp`: routes as the Go plugin creates them, and packets over them.
+//! Tests for `ptp`: routes as the Go plugin creates them, and packets over them.
 //!
 //! ```text
 //!   a eth0 10.1.0.2 ── veth 10.1.0.1 host veth 10.1.0.1 ── eth0 10.1.0.3 b

@@ -1,4 +1,4 @@
-//! Tests of `weft reset`: what trials left is removed, sandboxes of a container runtime stay.
+//! Tests for `weft reset`: what trials left is removed, and a container runtime's sandboxes stay.
 
 use rig::Cluster;
 use rig::cluster::{bridge, configuration};

@@ -1,4 +1,5 @@
-//! Tests of `sbr`, option by option: a packet with a source address leaves by the interface of that address.
+//! Tests for `sbr`, option by option: a packet with a source address leaves by the interface that has the
+//! address.
 //!
 //! ```text
 //!   host ─┬─ br1 10.1.0.1, fd01::1 ── eth0 ─┐

@@ -1,13 +1,13 @@
-//! Tests of two tenants with the same address on networks of their own: the DEL of one leaves the masquerading, firewall
-//! and port entries of the other.
+//! Tests for two tenants with the same address on networks of their own: when one is deleted, the other keeps
+//! its masquerading, firewall and port entries.
 //!
 //! ```text
 //!   outside 192.0.2.2 ── up0 ── host ── br1 (or ptp) ── a  10.1.0.5/24
 //!                                   └── br2 (or ptp) ── b  10.1.0.5/24, or another prefix length
 //! ```
 //!
-//! The packet filter is read with `nft -j` and `iptables-save`: which of two equal addresses a packet reaches is a
-//! question of the routes, and no part of these tests.
+//! The packet filter is read with `nft -j` and `iptables-save`: which of two equal addresses a packet reaches
+//! depends on the routes, and these tests do not check it.
 
 use rig::{assert_nothing_left, with};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Tests of `static` alone, as a runtime executes it, and as IPAM of a plugin that creates an interface.
+//! Tests for `static` alone, as a runtime executes it, and as IPAM for a plugin that creates an interface.
 //!
 //! ```text
 //!   Host ── p0 ──(veth)── p1

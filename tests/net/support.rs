@@ -1,4 +1,5 @@
-//! Commands for a first try and for support: `weft init`, `weft bundle`, and the checks of the node by `weft doctor`.
+//! Commands for a first try and for support: `weft init`, `weft bundle`, and what `weft doctor` checks on a
+//! node.
 
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, host};

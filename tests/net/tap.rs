@@ -1,4 +1,4 @@
-//! Tests of `tap`, option by option; at the other end is a program that answers.
+//! Tests for `tap`, option by option; at the other end is a program that answers.
 //!
 //! ```text
 //!   pod a: tap net1 ── a program that has opened it       pod a: tap net1 ── br0 ── in0 ── far

@@ -1,4 +1,4 @@
-//! Tests of `weft trace`: each fault on the path between two pods is found at its step.
+//! Tests for `weft trace`: each fault on the path between two pods is found at its step.
 //!
 //! ```text
 //!   pod web net1 ── port ── bridge br2 of the host ── port ── net1 pod db

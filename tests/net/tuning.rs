@@ -1,4 +1,4 @@
-//! Tests of `tuning` as the second plugin of a list: what it changes, and that it restores all of it.
+//! Tests for `tuning` as the second plugin in a list: what it changes, and that it restores everything.
 //!
 //! ```text
 //!   Host ── h0 ──(veth)── eth0 ── Pod a

@@ -1,4 +1,4 @@
-//! Tests of `vlan`, option by option.
+//! Tests for `vlan`, option by option.
 //!
 //! ```text
 //!   outside ── up0 ──(VLANs 5, 6)── up0 host        a, b: vlan interfaces on up0

@@ -1,4 +1,4 @@
-//! Tests of `vrf` chained after another plugin: independent routing tables in one container.
+//! Tests for `vrf` chained after another plugin: independent routing tables in one container.
 //!
 //! ```text
 //!   pod a:  eth0 10.1.0.2 ── red ──── near pod r 10.1.0.1 ── 10.20.0.1

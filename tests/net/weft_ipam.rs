@@ -1,4 +1,4 @@
-//! Tests of `weft-ipam` on one host, as a runtime executes it: results, address stores, and leftovers after
+//! Tests for `weft-ipam` on one host, as a runtime executes it: results, address stores, and leftovers after
 //! failures.
 //!
 //! ```text

@@ -1,5 +1,5 @@
-//! Authentication at a real Keystone: password, application credential, a token of another client, expiry of a token,
-//! rejected credentials, missing roles.
+//! Authentication at a real Keystone: password, application credential, another client's token, an expiring
+//! token, rejected credentials, missing roles.
 //!
 //! Source: Identity API v3; `lanes/neutron/keystone-users`.
 

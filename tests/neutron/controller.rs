@@ -1,7 +1,7 @@
-//! Controller between a real API server and a real Neutron: pods whose ports cannot be created, failures of Neutron, nested
-//! ports that are changed concurrently.
+//! Controller between a real API server and a real Neutron: pods whose ports cannot be created, Neutron
+//! failures, nested ports that are changed concurrently.
 //!
-//! Neutron runs with its own mechanism drivers for tests: the name of a node decides how its ports are bound.
+//! Neutron runs with its own mechanism drivers for tests: a node's name decides how its ports are bound.
 //!
 //! Source: Kuryr-Kubernetes and its bugs (`docs/neutron.md`).
 

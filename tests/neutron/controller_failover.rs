@@ -1,4 +1,4 @@
-//! Failover of the controller: many pods at a time, and controllers that are killed while they create ports.
+//! Controller failover: many pods at a time, and controllers that are killed while they create ports.
 //!
 //! Source: Kuryr-Kubernetes `handlers/vif.py`.
 

@@ -1,5 +1,5 @@
-//! Neutron as the default network: `eth0` of every pod is a port, with additional ports beside it. KuryrPorts connect
-//! controller and agents.
+//! Neutron as the default network: every pod's `eth0` is a port, with additional ports beside it. KuryrPorts
+//! connect controller and agents.
 //!
 //! ```text
 //!   eth0 ── port in podSubnet, default route     net1 ── Kuryr's eth1, none      KuryrPort: status.vifs of both

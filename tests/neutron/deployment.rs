@@ -1,10 +1,11 @@
-//! Controller as `deploy/neutron` runs it, with a cloud that uses TLS: command line, files and RBAC of the Deployment only.
+//! Controller as `deploy/neutron` runs it, with a cloud that uses TLS: only the Deployment's command line,
+//! files and RBAC.
 //!
 //! ```text
 //!   Deployment, ConfigMap, Secret of the real API ── as a kubelet does ──► weft controller ── TLS ──► Keystone, Neutron
 //! ```
 //!
-//! The test starts the controller only with settings from the objects of the API.
+//! The test starts the controller only with settings from the API objects.
 //!
 //! Source: `deploy/neutron`, `docs/neutron.md`; Kubernetes "Accessing the API from a Pod".
 

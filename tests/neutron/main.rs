@@ -1,4 +1,4 @@
-//! End-to-end tests of lane `neutron`: the Neutron controller and plugin with a real Neutron and ML2/OVN.
+//! End-to-end tests in lane `neutron`: the Neutron controller and plugin with a real Neutron and ML2/OVN.
 //!
 //! Needs the programs that `lanes/neutron/prepare` provides.
 

@@ -1,4 +1,4 @@
-//! Nested ports: pods on a node that is a guest of the cloud, with macvlans on the node's own port.
+//! Nested ports: pods on a node that is a guest in the cloud, with macvlans on the node's own port.
 //!
 //! ```text
 //!   pod ── macvlan ┐
@@ -6,7 +6,7 @@
 //!                                                       └─ router ─ tap ── far, on another one
 //! ```
 //!
-//! `vm-1` is a network namespace with one link, a port of Neutron. It is also the name of a Kubernetes node.
+//! `vm-1` is a network namespace with one link, a Neutron port. It is also the name of a Kubernetes node.
 //!
 //! Source: Kuryr-Kubernetes `nested_macvlan_vif.py`, `nested_vlan_vif.py`; Networking API v2.0, "Trunk networking".
 

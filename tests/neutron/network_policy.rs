@@ -1,4 +1,4 @@
-//! Network policies on ports of a real Neutron, plugged into Open vSwitch directly and through a bridge.
+//! Network policies on real Neutron ports, plugged into Open vSwitch directly and through a bridge.
 //!
 //! ```text
 //!   direct, hybrid: rules ─ net1 ─ br-int (node-1) ══ Geneve ══ br-int (node-2) ─ web, other

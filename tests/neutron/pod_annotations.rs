@@ -1,4 +1,4 @@
-//! Networks that a pod's annotations and definitions select, changes of them, and objects that Kuryr left.
+//! Networks that a pod's annotations and definitions select, how they change, and objects that Kuryr left.
 //!
 //! Neutron runs with its own mechanism drivers for tests, with a real API server and the shipped RBAC.
 //!

@@ -1,4 +1,4 @@
-//! Pods with ports of a real Neutron: annotation, traffic, and deletion.
+//! Pods with real Neutron ports: annotation, traffic, and deletion.
 //!
 //! Source: Kuryr-Kubernetes `multi_vif.py`, `handlers/vif.py` and its tests.
 

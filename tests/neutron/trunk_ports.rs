@@ -1,11 +1,11 @@
-//! Trunk ports: pods on a guest of the cloud whose port is a trunk, each with a VLAN that the switch knows.
+//! Trunk ports: pods on a cloud guest whose port is a trunk, each with a VLAN that the switch knows.
 //!
 //! ```text
 //!   pod ── VLAN 101 ── eth2 of the guest (qemu, Debian's kernel) ── tap ─ br-int (node-1) ─ tap ── near
 //! ```
 //!
-//! The guest has a kernel with VLANs, which a small host kernel may lack. It cannot reach the API, so its plugin gets a
-//! configuration with the content of the annotation, as the agent would write it.
+//! The guest has a kernel with VLANs, which a small host kernel may lack. It cannot reach the API, so its
+//! plugin gets a configuration that contains the annotation's content, as the agent would write it.
 //!
 //! Source: Kuryr-Kubernetes `nested_vlan_vif.py`; Networking API v2.0, "Trunk networking"; ovn-nb(5) `parent_name`, `tag`.
 

@@ -1,4 +1,4 @@
-//! VIFs written for a pod: failed writes, annotations of the pod's author, and static pods.
+//! VIFs written for a pod: failed writes, annotations that the pod's author wrote, and static pods.
 //!
 //! Neutron runs with its own mechanism drivers for tests, with a real API server and the shipped RBAC.
 //!

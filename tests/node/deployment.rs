@@ -1,4 +1,4 @@
-//! `kubectl apply` of `deploy/` to a real node, and then of `examples/`.
+//! `kubectl apply` for `deploy/` on a real node, and then for `examples/`.
 //!
 //! ```text
 //!   API server ◄── agent (a pod) ◄── weft-cni ◄── containerd ◄── kubelet

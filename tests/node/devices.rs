@@ -1,10 +1,12 @@
-//! Devices of a real kubelet: a device plugin registers devices, a pod requests one, and its network gets that one.
+//! Devices from a real kubelet: a device plugin registers devices, a pod requests one, and its network gets
+//! that one.
 //!
 //! ```text
 //!   device plugin ◄── Allocate ── kubelet ── PodResources ──► agent ── plan ──► weft-cni ──► plugin (deviceID)
 //! ```
 //!
-//! The same with a driver of Dynamic Resource Allocation (DRA), whose devices the scheduler allocates to ResourceClaims.
+//! The same with a Dynamic Resource Allocation (DRA) driver, whose devices the scheduler allocates to
+//! ResourceClaims.
 //!
 //! Source: kubelet device plugins v1beta1, dra v1, PodResources v1; `k8s.v1.cni.cncf.io/resourceName` of the multi-network
 //! specification (NPWG).

@@ -1,11 +1,11 @@
-//! Leases of pods of a node, by the lease daemon of `deploy/dhcp`.
+//! Leases for the pods on a node, from the lease daemon in `deploy/dhcp`.
 //!
 //! ```text
 //!   kubelet ── containerd ── weft ── bridge, dhcp ──► /run/cni/dhcp.sock ◄── weft-dhcp (DaemonSet)
 //!   br0 10.1.0.1, dnsmasq ── net1 of the pod
 //! ```
 //!
-//! The plugin directory has the program `dhcp` of another project, which the DaemonSet replaces.
+//! The plugin directory has another project's program `dhcp`, which the DaemonSet replaces.
 
 use rig::Node;
 use rig::dhcp::{LEASES, LOG, RENEW_EVERY_SECOND, words};

@@ -1,10 +1,11 @@
-//! Guides that are followed on a real node: the commands and manifests of the pages, as they are written.
+//! Guides that are followed on a real node: the commands and manifests on the pages, as they are written.
 //!
 //! ```text
 //!   docs/guides/*.md ── console and yaml blocks ──► a shell with kubectl, sudo and weft ──► API server, node
 //! ```
 //!
-//! Differences to a reader's shell: `worker-1` is the node of the test, images are never pulled, and `sudo` does nothing.
+//! Differences to a reader's shell: `worker-1` is the test's node, images are never pulled, and `sudo` does
+//! nothing.
 
 use std::time::Duration;
 

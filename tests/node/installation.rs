@@ -1,4 +1,4 @@
-//! Installation of weft on a node in use, its replacement and its removal while pods run.
+//! Installs weft on a node in use, replaces it and removes it while pods run.
 //!
 //! ```text
 //!   containerd ── default network ── pods │ + weft ── pods │ another weft ── pods │ default network ── pods

@@ -1,12 +1,12 @@
-//! Migration of a node from Multus, with its pods, by the commands of `docs/migrate-from-multus.md`.
+//! Migrates a node from Multus, with its pods, by the commands in `docs/migrate-from-multus.md`.
 //!
 //! ```text
 //!   00-multus.conf, /opt/cni/bin/multus ── pods ──► the page ──► 00-weft.conflist, agent ── the same pods, and new ones
 //! ```
 //!
-//! If `PEERS` has the real Multus, thin and thick, it attaches the first pods. No package contains it. Without it, weft
-//! under the name `multus`, with the configuration and RBAC of Multus, attaches them with the reference plugins. Then the
-//! journal entry of one sandbox is converted into the cache of Multus and deleted.
+//! If `PEERS` has the real Multus, thin and thick, it attaches the first pods. No package contains it.
+//! Without it, weft under the name `multus`, with Multus's configuration and RBAC, attaches them with the
+//! reference plugins. Then one sandbox's journal entry is converted into Multus's cache and deleted.
 //!
 //! Source: Multus `deployments/multus-daemonset.yml`, `pkg/types/types.go`; libcni `pkg/libcni/api.go` (cniCacheV1).
 

@@ -1,4 +1,4 @@
-//! `weft test` on real nodes: it finds faults of networks and of the links between nodes, and leaves no pod.
+//! `weft test` on real nodes: it finds faults in networks and in the links between nodes, and leaves no pod.
 //!
 //! ```text
 //!   weft test ── API server ── kubelet ── containerd ── weft ── two pods of weft's image on each network

@@ -1,5 +1,5 @@
-//! Agent and a real container runtime: information that the runtime passes, and messages of the runtime when the API server
-//! or the agent is unavailable.
+//! Agent and a real container runtime: information that the runtime passes, and what it reports when the API
+//! server or the agent is unavailable.
 //!
 //! ```text
 //!   API server ◄── agent ◄── weft-cni ◄── containerd ◄── CRI ── the test, as kubelet

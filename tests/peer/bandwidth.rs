@@ -1,5 +1,5 @@
-//! Tests that compare `bandwidth` with the Go plugin of Debian: each finds, checks and removes the objects of
-//! the other.
+//! Tests that compare `bandwidth` with Debian's Go plugin: each finds, checks and removes the other's
+//! objects.
 
 use serde_json::{Value, json};
 use testkit::{Feature, host};

@@ -1,4 +1,4 @@
-//! Tests that weft's daemon takes over leases of the Go plugin's daemon, which it finds in libcni's cache.
+//! Tests that weft's daemon takes over leases from the Go plugin's daemon, which it finds in libcni's cache.
 //!
 //! ```text
 //!   host ── br0 10.1.0.1, dnsmasq ─┬─ eth0 a      first the Go plugins and daemon, then weft's

@@ -1,5 +1,5 @@
-//! Tests that compare `firewall` with the Go plugin: the same result and the same rules of iptables, except
-//! for weft's owner tag. DEL of weft removes the rules of the Go plugin.
+//! Tests that compare `firewall` with the Go plugin: the same result and the same iptables rules, except for
+//! weft's owner tag. weft's DEL removes the Go plugin's rules.
 //!
 //! ```text
 //!   Host, with constructed results

@@ -1,4 +1,4 @@
-//! Tests of `firewall` with a real firewalld on a private bus: containers are added to a zone and removed
+//! Tests for `firewall` with a real firewalld on a private bus: containers are added to a zone and removed
 //! from it.
 //!
 //! ```text

@@ -1,12 +1,12 @@
-//! Tests that compare `host-local` with the Go plugin: a table of configurations with equal results and equal
-//! files.
+//! Tests that compare `host-local` with the Go plugin: a table with configurations that must give equal
+//! results and equal files.
 //!
 //! ```text
 //!   Host ─ /var/lib/cni/<row>-weft/net/…   weft-cni as host-local
 //!        └ /var/lib/cni/<row>-go/net/…     /usr/lib/cni/host-local (Debian's 1.1.1)
 //! ```
 //!
-//! After every step of a row, both succeed with equal results, or both fail; and both directories have the
+//! After every step in a row, both succeed with equal results, or both fail; and both directories have the
 //! same names, contents and modes. A row names an intended difference.
 
 use std::collections::{BTreeMap, BTreeSet};

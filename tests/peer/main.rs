@@ -1,4 +1,4 @@
-//! End-to-end tests of lane `peer`: weft's plugins and the Go reference plugins on the same hosts.
+//! End-to-end tests in lane `peer`: weft's plugins and the Go reference plugins on the same hosts.
 //!
 //! Needs root and the Go plugins, which `lanes/peer/prepare` installs.
 

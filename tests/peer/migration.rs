@@ -1,11 +1,11 @@
-//! Tests that a node can change from the Go plugins to weft and back: each removes the objects of the other,
-//! for every plugin.
+//! Tests that a node can change from the Go plugins to weft and back: each removes the other's objects, for
+//! every plugin.
 //!
 //! ```text
 //!   host ── br0, up0 ── outside, dev0        a: pod
 //! ```
 //!
-//! Rules: the host is compared with its state after ADD and DEL of the same plugin. A row names an intended
+//! Rules: the host is compared with its state after ADD and DEL by the same plugin. A row names an intended
 //! difference. `PEERS` names newer plugins than Debian's; rows that need them are skipped without it.
 //!
 //! Source: containernetworking/plugins v1.9.1, `cmdDel` of each.

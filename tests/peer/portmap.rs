@@ -1,5 +1,5 @@
-//! Tests that compare `portmap` with the Go plugin: the same result, the same rules of iptables, and each
-//! checks and removes the rules of the other.
+//! Tests that compare `portmap` with the Go plugin: the same result, the same iptables rules, and each checks
+//! and removes the other's.
 //!
 //! ```text
 //!   Host ── h0 ──(veth)── eth0 ── Pod a

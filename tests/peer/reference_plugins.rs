@@ -1,5 +1,6 @@
-//! Tests that compare every plugin with the Go plugin of the same name: each configuration of a table runs
-//! through both on equal hosts. Results, links, addresses, routes, rules, queues and filters must be equal.
+//! Tests that compare every plugin with the Go plugin that has the same name: each configuration in a table
+//! runs through both on equal hosts. Results, links, addresses, routes, rules, queues and filters must be
+//! equal.
 //!
 //! ```text
 //!   host ── br0, up0 ── outside, dev0        a: pod          once with weft-cni, once with /usr/lib/cni (Debian's 1.1.1)

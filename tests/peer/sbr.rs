@@ -1,5 +1,5 @@
-//! Tests that compare `sbr` with the Go plugin of Debian: both create the same rules and routes, and each
-//! removes those of the other.
+//! Tests that compare `sbr` with Debian's Go plugin: both create the same rules and routes, and each removes
+//! the other's.
 
 use rig::routes;
 use serde_json::json;

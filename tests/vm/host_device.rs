@@ -1,4 +1,4 @@
-//! Tests of `host-device` with emulated hardware: two PCI cards, in the machine's initial namespace. Only
+//! Tests for `host-device` with emulated hardware: two PCI cards, in the machine's initial namespace. Only
 //! there does the kernel return hardware when a container ends.
 //!
 //! ```text

@@ -1,6 +1,6 @@
-//! Differences of two JSON documents, one line for each place.
+//! Differences between two JSON documents, one line for each place.
 //!
-//! Hardware addresses, names of links on the host and paths of namespaces are generated. They count as equal if both
+//! Hardware addresses, link names on the host and namespace paths are generated. They count as equal if both
 //! documents have one, except for requested addresses.
 
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Cluster of many pods and networks, and a page with the permissions that the chart gives it.
+//! Cluster with many pods and networks, and a page with the permissions that the chart gives it.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A pod behind `bridge` and `portmap`, and the rules of its ports.
+//! A pod behind `bridge` and `portmap`, and the rules for its ports.
 
 use rig::with;
 use serde_json::{Value, json};

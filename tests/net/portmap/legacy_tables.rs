@@ -1,4 +1,4 @@
-//! Tests of `portmap` beside the legacy kernel interface of iptables.
+//! Tests for `portmap` beside the legacy iptables interface in the kernel.
 
 use rig::assert_nothing_left;
 use rig::traffic::{Transport, outside, reached};

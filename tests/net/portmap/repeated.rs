@@ -1,4 +1,4 @@
-//! Tests of a list that contains `portmap` twice, with other conditions.
+//! Tests for a list that contains `portmap` twice, with other conditions.
 
 use rig::traffic::{OUTSIDE, Transport, outside, reached};
 use rig::{assert_refused, with};

@@ -1,5 +1,5 @@
-//! Test that the rows of the table also work as networks of a node: `weft` attaches each, CHECK succeeds, and a doctor
-//! without an API server finds nothing wrong.
+//! Tests that the rows in the table also work as networks on a node: `weft` attaches each, CHECK succeeds,
+//! and a doctor without an API server finds nothing wrong.
 
 use rig::with;
 use serde_json::{Value, json};

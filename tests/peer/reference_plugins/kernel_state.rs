@@ -1,4 +1,4 @@
-//! State of a namespace, normalized so that it is equal for two plugins that do the same.
+//! Namespace state, normalized so that it is equal for two plugins that do the same.
 
 use std::collections::BTreeMap;
 
