@@ -1,8 +1,9 @@
-//! Plan of a pod whose devices are known only on its node: `weft explain` of an SR-IOV pod from files.
+//! Plan for a pod whose devices are known only on its node: `weft explain` for an SR-IOV pod from files.
 //!
-//! The kubelet allocates devices when the pod starts. Until then, the pod's resource limits tell how many of each resource
-//! it gets. Each of them is a placeholder in the plan, which is shown and never executed, or a device that an annotation
-//! requests by its id. A resource that no plugin takes a device of has none: it may be one that marks nodes.
+//! The kubelet allocates devices when the pod starts. Until then, the pod's resource limits tell how many it
+//! gets from each resource. Each is a placeholder in the plan, which is shown and never executed, or a device
+//! that an annotation requests by its id. A resource from which no plugin takes a device has none: it may be
+//! one that marks nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +19,12 @@ use npwg::refusal::Refusal;
 use npwg::selection::{Annotation, Element, Reading};
 use serde_json::Value;
 
-/// Beginning of the id of a placeholder, which no device plugin uses.
+/// How a placeholder's id begins; no device plugin uses it.
 const PLACEHOLDER: &str = "weft-placeholder-";
 /// Maximum number of placeholders for one resource: more than a pod can have networks.
 const DEVICES_MAX: u64 = 256;
 
-/// Returns the devices that the pod requests in its manifest, as placeholders.
+/// Returns the devices that the manifest requests, as placeholders.
 pub(crate) fn expected_devices<'a>(manifests: impl Iterator<Item = &'a str>, pod: &PodIdentity) -> Devices {
     let mut devices = Devices::new();
     for text in manifests {
@@ -47,7 +48,7 @@ pub(crate) fn expected_devices<'a>(manifests: impl Iterator<Item = &'a str>, pod
     devices
 }
 
-/// Returns the extended resources of a container, which have a domain in their names.
+/// Returns a container's extended resources, which have a domain in the name.
 fn resources_of(container: &Value) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for kind in ["requests", "limits"] {
@@ -61,7 +62,7 @@ fn resources_of(container: &Value) -> BTreeMap<String, u64> {
     counts
 }
 
-/// Returns the plan of a pod with placeholders for its devices.
+/// Returns the plan for a pod with placeholders for its devices.
 ///
 /// # Errors
 /// The pod cannot be planned even if the node allocates the devices that it requests.
@@ -117,8 +118,8 @@ pub(crate) fn plan(
     Ok(plan)
 }
 
-/// Returns the devices that the pod's annotations request by `deviceID`, with their resources. A device that is requested
-/// twice is returned once: only one network can have it.
+/// Returns the devices that the pod's annotations request by `deviceID`, each with the resource. A device
+/// that is requested twice is returned once: only one network can have it.
 fn requested_devices(
     pod: &Pod,
     node: &NodeConfiguration,
@@ -138,7 +139,8 @@ fn requested_devices(
     elements.filter_map(device).collect()
 }
 
-/// Whether a plugin of a definition takes a device. A configuration on the disk of the node is unknown.
+/// Whether one of a definition's plugins takes a device. If the configuration is on the node's disk, that is
+/// unknown.
 fn may_take_device(definition: &Definition) -> bool {
     match &definition.config {
         SpecConfig::Text(text) => Network::parse(text.as_bytes(), &definition.name)

@@ -1,7 +1,7 @@
-//! Files of `-f`: manifests and CNI configurations.
+//! Files given with `-f`: manifests and CNI configurations.
 //!
-//! - Of a directory, only files with a known extension are read, in the order of their names. Subdirectories are not
-//!   read, as with `kubectl`.
+//! - In a directory, only files with a known extension are read, sorted by name. Subdirectories are not read,
+//!   as with `kubectl`.
 //! - A file that is named itself may have any name, and may be a pipe; `-` is standard input.
 //! - A `.json` file is a manifest if it has `kind` or `apiVersion`, else a CNI configuration.
 
@@ -13,7 +13,7 @@ use cni::object::{DOCUMENT_MAX, Object};
 
 use cli_support::failure::Failure;
 
-/// Maximum number of files of one directory.
+/// Maximum number of files in one directory.
 const FILES_MAX: usize = 10_000;
 
 /// Name of standard input, as for kubectl, and its file.
@@ -23,18 +23,18 @@ const STDIN_FILE: &str = "/dev/stdin";
 const MANIFESTS: &[&str] = &["yaml", "yml"];
 const CONFIGURATIONS: &[&str] = &["conflist", "configlist", "conf", "config"];
 
-/// File with its content.
+/// File that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct File {
     /// Path as given on the command line, or below the directory given there.
     pub(crate) path: PathBuf,
-    /// Content.
+    /// File text.
     pub(crate) text: String,
-    /// Kind of the content.
+    /// What it contains.
     pub(crate) kind: Kind,
 }
 
-/// Kind of a file.
+/// What a file contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Kubernetes objects.
@@ -48,11 +48,11 @@ pub(crate) enum Kind {
 pub(crate) enum Input {
     /// File with its content.
     Whole(File),
-    /// Path and content of a manifest that is longer than a document may be.
+    /// Path and content for a manifest that is longer than a document may be.
     Long(PathBuf, BufReader<Chain<Cursor<Vec<u8>>, Open>>),
 }
 
-/// Reads the given files and the files of the given directories.
+/// Reads the given files and those in the given directories.
 pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<File>, Failure> {
     let mut files = Vec::new();
     for path in expand(paths)? {
@@ -64,7 +64,7 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<File>, Failure> {
     Ok(files)
 }
 
-/// Returns the given files and the files of the given directories.
+/// Returns the given files and those in the given directories.
 pub(crate) fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for path in paths {
@@ -104,7 +104,7 @@ pub(crate) fn open(path: &Path) -> Result<Input, Failure> {
     Ok(Input::Whole(File { path: path.to_owned(), kind: kind(path, &text), text }))
 }
 
-/// Returns the error of a file that must be read whole.
+/// Returns the error for a file that must be read whole.
 pub(crate) fn too_long(path: &Path) -> Failure {
     Failure::new(format!("read {}: larger than {DOCUMENT_MAX} bytes", path.display()))
 }

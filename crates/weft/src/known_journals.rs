@@ -1,6 +1,7 @@
-//! Journals of this node, the meta-plugin of each, and the search for a sandbox in them.
+//! Journals on this node, the meta-plugin for each, and the search for a sandbox in them.
 //!
-//! If `cniDir` of the configuration names another directory, both that journal and the default one are searched.
+//! If the configuration's `cniDir` names another directory, both that journal and the default one are
+//! searched.
 
 use std::path::Path;
 
@@ -14,17 +15,17 @@ use crate::pod_name::{PodName, PodSelection};
 use cli_support::failure::Failure;
 use node_support::journal_reader::{Journal, Row};
 
-/// Journal with the configuration of its meta-plugin, if that is known.
+/// Journal with its meta-plugin's configuration, if that is known.
 #[derive(Clone, Debug)]
 pub(crate) struct JournalHandle {
     journal: Journal,
     meta_plugin: Option<MetaPlugin>,
 }
 
-/// Journals of this node.
+/// Journals on this node.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownJournals {
-    /// Known journals.
+    /// Journals that were found.
     pub(crate) known: Vec<JournalHandle>,
     /// Reason why another journal may exist: the configuration that would name it is unusable.
     pub(crate) unknown: Option<Failure>,
@@ -44,11 +45,11 @@ pub(crate) struct Target {
 // === impl JournalHandle ===
 
 impl JournalHandle {
-    /// Returns the journal of the configuration and the default one.
+    /// Returns the configured journal and the default one.
     ///
     /// # Errors
-    /// A configuration named by an option is unusable. If the configuration of the container runtime is unusable, only the
-    /// default journal is returned.
+    /// A configuration named by an option is unusable. If the container runtime's configuration is unusable,
+    /// only the default journal is returned.
     pub(crate) fn all(inputs: &Inputs) -> Result<KnownJournals, Failure> {
         let Inputs { files, config } = inputs;
         let (found, unknown) = match files.is_empty() && config.is_none() {
@@ -65,7 +66,7 @@ impl JournalHandle {
         Ok(KnownJournals { known: JournalHandle::with(found), unknown })
     }
 
-    /// Returns the journal of a meta-plugin and the default one.
+    /// Returns a meta-plugin's journal and the default one.
     pub(crate) fn with(meta_plugin: Option<MetaPlugin>) -> Vec<JournalHandle> {
         let default = Path::new(journal::DIRECTORY).join(journal::ENTRIES);
         let mut handles = Vec::new();
@@ -86,12 +87,12 @@ impl JournalHandle {
         &self.journal
     }
 
-    /// Returns the path of the log file of the meta-plugin, if its configuration has one.
+    /// Returns the path to the meta-plugin's log file, if the configuration has one.
     pub(crate) fn log_file(&self) -> Option<&str> {
         self.meta_plugin.as_ref()?.node.logging.file.as_deref()
     }
 
-    /// Returns the meta-plugin to call for an entry of this journal.
+    /// Returns the meta-plugin to call for an entry in this journal.
     pub(crate) fn meta_plugin(&self, entry: &Entry) -> Result<MetaPlugin, Failure> {
         match &self.meta_plugin {
             Some(meta_plugin) => Ok(meta_plugin.clone()),
@@ -106,7 +107,7 @@ impl KnownJournals {
     /// Returns the journals if no other one can exist.
     ///
     /// # Errors
-    /// The directory of a journal is unknown.
+    /// A journal's directory is unknown.
     pub(crate) fn every(self) -> Result<Vec<JournalHandle>, Failure> {
         let KnownJournals { known, unknown } = self;
         unknown.map_or(Ok(known), Err)
@@ -116,7 +117,7 @@ impl KnownJournals {
 // === impl Target ===
 
 impl Target {
-    /// Returns the target that is the only sandbox of a pod.
+    /// Returns the target for a pod with a single sandbox.
     pub(crate) fn of(pod: &PodName) -> Target {
         Target { selection: PodSelection::of(pod), container_id: None }
     }
@@ -161,7 +162,7 @@ impl Target {
         }
     }
 
-    /// Returns the given container ID, or else the ID derived from the name of the pod.
+    /// Returns the given container ID, or else the ID derived from the pod's name.
     pub(crate) fn container(&self) -> Result<Option<ContainerId>, Failure> {
         match (&self.container_id, self.pod()?) {
             (Some(container), _) => Ok(Some(container.clone())),
@@ -170,10 +171,10 @@ impl Target {
         }
     }
 
-    /// Returns the selected sandbox as messages name it.
+    /// Returns what messages call the selected sandbox.
     ///
     /// # Errors
-    /// The name of the pod is invalid: a usage error.
+    /// The pod's name is invalid: a usage error.
     pub(crate) fn describe(&self) -> Result<String, Failure> {
         Ok(match (self.pod()?, &self.container_id) {
             (Some(pod), None) => format!("pod {pod}"),
@@ -199,10 +200,10 @@ fn refuse_other_pod(pod: Option<&PodName>, entry: &Entry) -> Result<(), Failure>
     }
 }
 
-/// Returns the sandbox whose container ID begins with `prefix`, the short form of crictl.
+/// Returns the sandbox whose container ID begins with `prefix`, the short form in crictl.
 ///
-/// Only container IDs of runtimes have a short form: hexadecimal ones. Other IDs contain the name of a pod, and the name of
-/// one pod can begin with that of another.
+/// Only container IDs that runtimes choose have a short form: hexadecimal ones. Other IDs contain a pod's
+/// name, and one pod's name can begin with another's.
 fn search_by_prefix(
     prefix: &ContainerId,
     handles: &[JournalHandle],
@@ -233,7 +234,7 @@ fn search_by_prefix(
     found.pop().map(|(_, result)| result).transpose()
 }
 
-/// Returns the sandbox of a pod, whatever its container ID is.
+/// Returns a pod's sandbox, whatever its container ID is.
 fn search_by_pod(
     pod: &PodName,
     handles: &[JournalHandle],

@@ -1,12 +1,14 @@
-//! Network namespaces of killed attaches: whether `weft attach`, `weft detach` and `weft reset` may delete one.
+//! Network namespaces that killed attaches left: whether `weft attach`, `weft detach` and `weft reset` may
+//! delete one.
 //!
-//! - An attach writes its first journal entry before it changes its namespace. Thus a namespace that was left by an attach
-//!   without an entry has only the links that the kernel creates.
-//! - A namespace is kept if a sandbox of a journal uses it, if a process runs in it, or if it contains anything else.
-//! - Its name has the name of a pod, or the attach left its directory. A command asks this before it locks the directory,
-//!   because the lock creates it.
-//! - Namespaces are compared by device and inode, because one namespace can have several paths: `/var/run/netns/a` and
-//!   `/run/netns/a`.
+//! - An attach writes its first journal entry before it changes its namespace. Thus a namespace that was left
+//!   by an attach without an entry has only the links that the kernel creates.
+//! - A namespace is kept if a sandbox in a journal uses it, if a process runs in it, or if it contains
+//!   anything else.
+//! - Its name contains a pod's name, or the attach left its directory. A command asks this before it locks
+//!   the directory, because the lock creates it.
+//! - Namespaces are compared by device and inode, because one namespace can have several paths:
+//!   `/var/run/netns/a` and `/run/netns/a`.
 //!
 //! Source: Linux `Documentation/admin-guide/sysctl/net.rst`, `fb_tunnels_only_for_init_net`.
 
@@ -27,10 +29,10 @@ use cli_support::privilege;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Contents, WeftCni};
 
-/// Beginning of the names of namespaces that `weft attach` creates.
+/// How namespaces that `weft attach` creates are named at the beginning.
 pub(crate) const NAMESPACE: &str = "weft-";
 
-/// Links that the kernel creates in every network namespace, with their kinds.
+/// Links that the kernel creates in every network namespace, each with its kind.
 const OF_KERNEL: [(&str, &str); 10] = [
     ("lo", "device"),
     ("tunl0", "ipip"),
@@ -43,17 +45,17 @@ const OF_KERNEL: [(&str, &str); 10] = [
     ("ip6gre0", "ip6gre"),
     ("ip6_vti0", "vti6"),
 ];
-/// Other content of which an attach leaves none. Routes and rules of the kernel are not compared.
+/// Other content, which an attach never leaves. Routes and rules that the kernel makes are not compared.
 const OF_USERS: [&str; 2] = ["addresses", "filters"];
 
-/// Namespaces of the sandboxes of the journals.
+/// Namespaces that sandboxes in the journals use.
 #[derive(Debug, Default)]
 pub(crate) struct UsedNamespaces {
     paths: BTreeSet<String>,
     identities: BTreeSet<(u64, u64)>,
 }
 
-/// Namespace with the name that `weft attach` gives to the namespace of a sandbox.
+/// Namespace with the name that `weft attach` gives to a sandbox's namespace.
 #[derive(Debug)]
 pub(crate) struct NamedNamespace {
     path: String,
@@ -76,7 +78,7 @@ impl UsedNamespaces {
         Ok(used)
     }
 
-    /// Inserts the namespace of a journal entry. That of an unreadable entry is known by its name.
+    /// Inserts the namespace in a journal entry. If the entry is unreadable, the namespace is known by name.
     pub(crate) fn insert(&mut self, row: &Row) {
         let path = match row {
             Row::Entry(entry) => entry.netns.clone(),
@@ -96,13 +98,13 @@ impl UsedNamespaces {
 // === impl NamedNamespace ===
 
 impl NamedNamespace {
-    /// Returns the namespace of a sandbox, which need not exist. The caller does not yet have the lock of the sandbox.
+    /// Returns a sandbox's namespace, which need not exist. The caller does not yet have the sandbox's lock.
     pub(crate) fn before_lock(container: &ContainerId) -> NamedNamespace {
         let name = format!("{NAMESPACE}{container}");
         NamedNamespace { path: namespace_path(container), is_of_attach: is_of_attach(&name), name }
     }
 
-    /// Returns its path.
+    /// Returns the namespace's path.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
@@ -116,7 +118,7 @@ impl NamedNamespace {
         Path::new(path).try_exists().map_err(|cause| privilege::refused(&format!("stat {path}"), &cause))
     }
 
-    /// Returns why it is not deleted; `None` if a killed attach left it. The caller has the lock of the sandbox.
+    /// Returns why it is not deleted; `None` if a killed attach left it. The caller has the sandbox's lock.
     ///
     /// # Errors
     /// A journal is unreadable.
@@ -132,18 +134,18 @@ impl NamedNamespace {
     }
 }
 
-/// Returns the container ID of the attach whose namespace has this name.
+/// Returns the container ID for the attach whose namespace has this name.
 pub(crate) fn container_of(name: &str) -> Option<ContainerId> {
     name.strip_prefix(NAMESPACE).and_then(|id| ContainerId::new(id).ok())
 }
 
-/// Reason to keep a namespace that is none of a killed attach.
+/// Reason to keep a namespace that no killed attach left.
 pub(crate) fn of_unknown_name(name: &str) -> String {
     format!("no killed command has this name; to delete it: sudo ip netns delete {name}")
 }
 
-/// Whether a killed attach can have created a namespace of this name: the name has the name of a pod, or the attach left
-/// its directory.
+/// Whether a killed attach can have created a namespace with this name: it contains a pod's name, or the
+/// attach left its directory.
 pub(crate) fn is_of_attach(name: &str) -> bool {
     let has_directory = |id: &ContainerId| Path::new("/run").join(scratch_name(id)).exists();
     container_of(name).is_some_and(|id| id.as_str().contains('_') || has_directory(&id))
@@ -181,10 +183,10 @@ pub(crate) fn reason_to_keep_now(
     }
 }
 
-/// Whether the path of an entry now leads to another namespace than the one of its sandbox. An unknown identity is trusted.
+/// Whether an entry's path now leads to another namespace than its sandbox's. An unknown identity is trusted.
 ///
 /// # Errors
-/// The identity of the namespace cannot be read.
+/// The namespace's identity cannot be read.
 pub(crate) fn is_another(weft_cni: &WeftCni, entry: &Entry) -> Result<bool, Failure> {
     let Entry { netns, namespace, .. } = entry;
     if namespace.is_empty() || !Path::new(netns).exists() {
@@ -194,7 +196,7 @@ pub(crate) fn is_another(weft_cni: &WeftCni, entry: &Entry) -> Result<bool, Fail
     Ok(!now.is_empty() && !is_same_namespace(namespace, &now))
 }
 
-/// Whether no namespace is mounted on a file: it is in the file system of its directory, and empty.
+/// Whether no namespace is mounted on a file: it is in the directory's own file system, and empty.
 fn is_empty_file(path: &str, file: &fs::Metadata) -> bool {
     let directory = Path::new(path).parent().and_then(|directory| fs::metadata(directory).ok());
     file.is_file() && file.len() == 0 && directory.is_some_and(|directory| directory.dev() == file.dev())
@@ -212,7 +214,7 @@ fn foreign_content(contents: &Contents) -> Option<String> {
     link.or_else(|| OF_USERS.iter().find_map(|kind| lines(kind).next().map(|line| format!("{kind}: {line}"))))
 }
 
-/// Returns the device and the inode of a namespace.
+/// Returns a namespace's device and inode.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }

@@ -28,22 +28,22 @@ use crate::input_files::{File, Kind};
 use cli_support::failure::Failure;
 use node_support::weft_cni::WeftCni;
 
-/// Default CNI configuration directory of container runtimes.
+/// Directory in which container runtimes look for CNI configurations by default.
 const RUNTIME_DIRECTORY: &str = "/etc/cni/net.d";
 
-/// Types of the meta-plugin.
+/// Types under which the meta-plugin is configured.
 const NAMES: [&str; 2] = ["weft", "multus"];
-/// Extension that Cilium appends to the configurations of other plugins (`cni.exclusive`).
+/// Extension that Cilium appends to other plugins' configurations (`cni.exclusive`).
 const CILIUM_EXTENSION: &str = "cilium_bak";
 
-/// Name of the built-in configuration in messages.
+/// What messages call the built-in configuration.
 const BUILT_IN: &str = "the built-in default network";
-/// Configuration of `weft attach` on a machine without one: a bridge, as in the demo.
+/// Configuration for `weft attach` on a machine without one: a bridge, as in the demo.
 const BUILT_IN_LIST: &str = r#"{"cniVersion":"1.0.0","name":"weft-trial","plugins":[{"type":"weft","delegates":[
   {"cniVersion":"1.0.0","name":"default-network","type":"bridge","bridge":"weft0","isDefaultGateway":true,"ipMasq":true,
    "ipam":{"type":"host-local","subnet":"10.101.0.0/24"}}]}]}"#;
 
-/// Meta-plugin with its configuration.
+/// Meta-plugin and how it is configured.
 #[derive(Clone, Debug)]
 pub(crate) struct MetaPlugin {
     /// Path to the file.
@@ -54,7 +54,7 @@ pub(crate) struct MetaPlugin {
     pub(crate) object: Object,
     /// Same configuration, parsed.
     pub(crate) node: NodeConfiguration,
-    /// Later plugins of the list. A container runtime runs them; this command does not.
+    /// Later plugins in the list. A container runtime runs them; this command does not.
     pub(crate) later_plugins: Vec<String>,
 }
 
@@ -120,7 +120,8 @@ impl MetaPlugin {
         files.iter().find_map(|path| MetaPlugin::of(&load::network(path).ok()?, path).ok()?)
     }
 
-    /// Returns the first one of a directory. A file that sorts before it and cannot be used is an error if it may be the one.
+    /// Returns the first one in a directory. A file that sorts before it and cannot be used is an error if it
+    /// may be the one.
     fn first(directory: &Path) -> Result<Option<MetaPlugin>, Failure> {
         let directory = Directory::read(directory)?;
         let mut networks: Vec<&(PathBuf, Network)> = directory.networks.iter().collect();
@@ -142,7 +143,7 @@ impl MetaPlugin {
         Ok(multus)
     }
 
-    /// Whether the file is that of Multus itself: the `multus` that it calls is not weft-cni.
+    /// Whether the file is Multus's own: the `multus` that it calls is not weft-cni.
     pub(crate) fn is_multus_itself(&self) -> bool {
         let called = Path::new(&self.node.bin_dir).join(self.name());
         self.flavour == Flavour::Multus && called.is_file() && !WeftCni::is_in(&called)
@@ -163,7 +164,7 @@ impl MetaPlugin {
         Ok(Some(MetaPlugin { file, flavour, object, node, later_plugins }))
     }
 
-    /// Returns a configuration that suffices for CHECK and DEL of journal entries. It contains no networks.
+    /// Returns a configuration that suffices for CHECK and DEL on journal entries. It contains no networks.
     pub(crate) fn for_journal(network: &str) -> Result<MetaPlugin, Failure> {
         let mut object = Object::default();
         object.set("cniVersion", cni::Version::LATEST.as_str())?;
@@ -180,7 +181,7 @@ impl MetaPlugin {
         })
     }
 
-    /// Returns the meta-plugin of `network`, which was read from `path`.
+    /// Returns the meta-plugin in `network`, which was read from `path`.
     pub(crate) fn read(network: &Network, path: &Path) -> Result<MetaPlugin, Failure> {
         let why = "neither the plugin nor the first plugin of the list is of type weft";
         MetaPlugin::of(network, path)?.ok_or_else(|| Failure::new(format!("{}: {why}", path.display())))
@@ -210,7 +211,7 @@ impl MetaPlugin {
         }
     }
 
-    /// Returns the directory of its journal.
+    /// Returns the journal's directory.
     pub(crate) fn journal(&self) -> PathBuf {
         let directory = self.node.cni_dir.as_deref().unwrap_or(journal::DIRECTORY);
         Path::new(directory).join(journal::ENTRIES)
@@ -223,7 +224,8 @@ fn check_faults(directory: &Directory, is_selected: impl Fn(&Path) -> bool) -> R
     faults.min_by_key(|(path, _)| path).map_or(Ok(()), |(_, error)| Err(error.clone().into()))
 }
 
-/// Whether the name or the content of an invalid file contains the name of a meta-plugin, in any encoding of ASCII.
+/// Whether an invalid file's name or content contains one of the meta-plugin's names, in any encoding that
+/// extends ASCII.
 fn mentions_meta_plugin(path: &Path) -> bool {
     let mut bytes = Vec::new();
     let read = OpenFile::open(path).and_then(|file| file.take(DOCUMENT_MAX as u64).read_to_end(&mut bytes));
@@ -233,7 +235,7 @@ fn mentions_meta_plugin(path: &Path) -> bool {
     read.is_err() || NAMES.iter().any(|name| text.contains(name))
 }
 
-/// Refuses a network of another type that has the options of the meta-plugin: the type is misspelt.
+/// Refuses a network with another type that has the meta-plugin's options: the type is misspelt.
 fn check_type(network: &Network, path: &Path) -> Result<(), Failure> {
     let Some(first) = network.plugins.first() else { return Ok(()) };
     let name = plugin_type(first)?;

@@ -1,7 +1,7 @@
-//! Test that compares the tables of `docs/metrics.md` with the metrics that the program registers.
+//! Test that compares the tables in `docs/metrics.md` with the metrics that the program registers.
 //!
-//! `WEFT_WRITE_DOCS=1 cargo test -p weft metrics_reference` writes the tables. Labels with few values are listed with their
-//! values; [`PLACEHOLDERS`] stand for any value.
+//! `WEFT_WRITE_DOCS=1 cargo test -p weft metrics_reference` writes the tables. Labels with few values are
+//! listed with these; [`PLACEHOLDERS`] stand for any value.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,24 +10,24 @@ use std::fs;
 use crate::commands::executor::interface_metrics;
 
 const PAGE: &str = "docs/metrics.md";
-/// Metrics with too many combinations of labels: their values are described by their help.
+/// Metrics with too many label combinations: the help describes the values.
 const SPARSE: [&str; 1] = ["weft_failed_calls_total"];
-/// Values of examples, which stand for any value.
+/// Example values, which stand for any value.
 const PLACEHOLDERS: [&str; 9] =
     ["RESOURCE", "PLUGIN", "POOL", "NODE", "NAMESPACE", "POD", "INTERFACE", "NETWORK", "POLICY"];
-/// Labels whose values are those of a build.
+/// Labels whose values come from the build.
 const BUILD: [&str; 2] = ["version", "commit"];
 
-/// Family of metrics.
+/// Metric family.
 #[derive(Debug, Default)]
 struct Family {
     kind: String,
     help: String,
-    /// Labels with their values, in the order of their first appearance.
+    /// Labels with all values, in the order in which they first appear.
     labels: Vec<(String, Vec<String>)>,
 }
 
-/// Returns the pages of the roles, by the heading of their table.
+/// Returns each role's page, by its table's heading.
 fn pages() -> Vec<(&'static str, String)> {
     let controllers = controllers::example_metrics().into_iter().map(|(role, page)| match role {
         "ipam" => ("IPAM controller", page),
@@ -42,7 +42,7 @@ fn pages() -> Vec<(&'static str, String)> {
     [agent, executor].into_iter().chain(controllers).chain([every]).collect()
 }
 
-/// Reads the families of an exposition, by name.
+/// Reads the families in an exposition, by name.
 fn families(page: &str) -> BTreeMap<String, Family> {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let mut sample_names: BTreeMap<String, String> = BTreeMap::new();
@@ -105,7 +105,7 @@ fn table(page: &str) -> String {
     table
 }
 
-/// Returns the page with the tables of the roles below their headings.
+/// Returns the page with each role's table below its heading.
 fn rendered(page: &str) -> String {
     let mut page = page.to_owned();
     for (heading, metrics) in pages() {
@@ -135,7 +135,7 @@ fn metrics_reference_equals_the_registered_metrics() {
     assert_eq!(page, expected);
 }
 
-/// Names of the metrics in a text.
+/// Returns the metric names in a text.
 fn named(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let is_metric = |word: &&str| {

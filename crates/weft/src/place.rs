@@ -9,9 +9,9 @@ use std::fs;
 use cli_support::failure::{Exit, Failure};
 use cli_support::privilege;
 
-/// File with the namespace of a pod.
+/// File with a pod's namespace.
 const POD_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
-/// Number of CAP_SYS_ADMIN.
+/// Number that CAP_SYS_ADMIN has.
 const SYS_ADMIN: u32 = 21;
 
 /// Place where the program runs.
@@ -21,15 +21,15 @@ pub(crate) enum Place {
     Machine,
     /// A pod without this capability, such as the agent's.
     Pod {
-        /// Namespace of the pod.
+        /// Namespace that the pod is in.
         namespace: String,
-        /// Name of its node; empty if unknown.
+        /// Node that the pod is on; empty if unknown.
         node: String,
     },
 }
 
 impl Place {
-    /// Returns the place of this process.
+    /// Returns where this process runs.
     pub(crate) fn of_process() -> Place {
         let is_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -41,7 +41,7 @@ impl Place {
         Place::Pod { namespace: namespace.to_owned(), node: std::env::var("NODE_NAME").unwrap_or_default() }
     }
 
-    /// Returns the line that runs a command on the node of this pod. `command` has the words after `weft`.
+    /// Returns the line that runs a command on this pod's node. `command` has the words after `weft`.
     pub(crate) fn line(&self, command: &str) -> String {
         match self {
             Place::Machine => format!("sudo weft {command}"),
@@ -51,7 +51,8 @@ impl Place {
     }
 }
 
-/// Fails unless the process can change or enter namespaces of this machine. `command` has the words after `weft`.
+/// Fails unless the process can change or enter namespaces on this machine. `command` has the words after
+/// `weft`.
 pub(crate) fn require_host(command: &str, why: &str) -> Result<(), Failure> {
     let place = Place::of_process();
     match &place {
@@ -65,7 +66,7 @@ pub(crate) fn require_host(command: &str, why: &str) -> Result<(), Failure> {
     }
 }
 
-/// Whether the status of a process has the capability.
+/// Whether a process status has the capability.
 fn can_enter_namespaces(status: &str) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());

@@ -19,23 +19,23 @@ use npwg::metadata::{definition_name_fault, label_fault};
 use npwg::plan::PodIdentity;
 use sha2::{Digest, Sha512};
 
-/// Maximum length of a container ID that is not shortened, in characters.
+/// Maximum length up to which a container ID is not shortened, in characters.
 const ID_MAX: usize = 100;
-/// Bytes of the hash in a shortened container ID.
+/// Hash bytes in a shortened container ID.
 const HASH_BYTES: usize = 10;
 /// Directory in which network namespaces are mounted.
 pub(crate) const NAMESPACES: &str = "/run/netns";
 
-/// Namespace and name of a pod.
+/// A pod's namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodName {
-    /// The namespace.
+    /// Namespace that the pod is in.
     pub(crate) namespace: String,
-    /// The name.
+    /// Pod name.
     pub(crate) name: String,
 }
 
-/// Reason why a string is not the name of a pod.
+/// Why a string does not name a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PodNameError {
     /// The string has no `/`.
@@ -60,7 +60,7 @@ pub(crate) enum PodNameError {
 }
 
 impl PodName {
-    /// Returns the name after validation of both parts.
+    /// Returns the name after both parts are validated.
     pub(crate) fn new(namespace: &str, name: &str) -> Result<PodName, PodNameError> {
         if let Some(fault) = label_fault(namespace) {
             return Err(PodNameError::Namespace { namespace: namespace.to_owned(), fault });
@@ -71,13 +71,13 @@ impl PodName {
         }
     }
 
-    /// Returns the identity of the pod without a uid, so the planner uses the uid of the manifest.
+    /// Returns the pod's identity without a uid, so the planner uses the manifest's uid.
     pub(crate) fn identity(&self) -> PodIdentity {
         let PodName { namespace, name } = self;
         PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: String::new() }
     }
 
-    /// Returns the container ID of its sandbox.
+    /// Returns the container ID that the pod's sandbox gets.
     pub(crate) fn container_id(&self) -> Result<ContainerId, Error> {
         let whole = format!("{}_{}", self.namespace, self.name);
         if whole.len() <= ID_MAX {
@@ -106,7 +106,7 @@ pub(crate) struct PodSelection {
 }
 
 impl PodSelection {
-    /// Returns the selection of a pod.
+    /// Returns a selection with this pod.
     pub(crate) fn of(pod: &PodName) -> PodSelection {
         PodSelection { pod: Some(pod.clone()), ..PodSelection::default() }
     }
@@ -125,7 +125,7 @@ impl PodSelection {
 }
 
 impl PodName {
-    /// Returns the pod of a name in a namespace, or of NAMESPACE/NAME.
+    /// Returns the pod with a name in a namespace, or with NAMESPACE/NAME.
     ///
     /// # Errors
     /// The name is invalid: a usage error.
@@ -150,7 +150,7 @@ impl fmt::Display for PodName {
     }
 }
 
-/// Returns the path of the network namespace that `weft attach` creates for a sandbox.
+/// Returns the path to the network namespace that `weft attach` creates for a sandbox.
 pub(crate) fn namespace_path(container: &ContainerId) -> String {
     format!("{NAMESPACES}/weft-{container}")
 }

@@ -1,6 +1,7 @@
-//! Packets that network policies allowed and denied, for each attachment of this node and rule.
+//! Packets that network policies allowed and denied, for each attachment and rule on this node.
 //!
-//! The journal has the policies and the place of their rules, and `weft-cni sandbox policy-counters` reads the kernel.
+//! The journal has the policies and tells where their rules are, and `weft-cni sandbox policy-counters` reads
+//! the kernel.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +12,13 @@ use rpc::diagnosis::{PolicyCounter, PolicyCountersRequest, SandboxNamespace};
 use rpc::journal::{Attachment, Entry, State};
 use serde::Serialize;
 
-/// Counter of a rule of a policy, or of the packets that no rule of an attachment's policies allows.
+/// Counter for a policy rule, or for packets that no rule on an attachment allows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyCount {
-    /// Namespace of the pod, and of its policies.
+    /// Namespace that pod and policies are in.
     pub(crate) namespace: String,
-    /// Name of the pod.
+    /// Pod name.
     pub(crate) pod: String,
     pub(crate) interface: String,
     pub(crate) network: String,
@@ -29,17 +30,17 @@ pub(crate) struct PolicyCount {
     pub(crate) bytes: u64,
 }
 
-/// Rule of a policy.
+/// Rule in a policy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RuleName {
-    /// Name of the policy, in the namespace of the pod.
+    /// Policy name, in the pod's namespace.
     pub(crate) policy: String,
     /// Index of the rule in its direction.
     pub(crate) rule: usize,
 }
 
-/// Attachment with policies, with its names. It has no addresses of peers: policies may have many.
+/// Attachment with policies, by names. It has no peer addresses: policies may have many.
 struct Isolated {
     namespace: String,
     pod: String,
@@ -48,10 +49,10 @@ struct Isolated {
     rules: RuleNames,
 }
 
-/// Rules of policies from which the compiled rules of each direction were made.
+/// Policy rules from which each direction's compiled rules were made.
 type RuleNames = BTreeMap<Direction, Vec<RuleName>>;
 
-/// Requests for the counters of attachments.
+/// Requests for attachments' counters.
 pub(crate) struct PolicyCounters {
     requests: Vec<PolicyCountersRequest>,
     subjects: Vec<Isolated>,
@@ -61,12 +62,12 @@ pub(crate) struct PolicyCounters {
 #[derive(Debug, Default)]
 pub(crate) struct ReadCounts {
     pub(crate) counts: Vec<PolicyCount>,
-    /// Number of attachments whose counters were not read: their rules are gone, a pod added too many to them, or the node has
-    /// more than are read at once.
+    /// How many attachments' counters were not read: the rules are gone, a pod added too many to them, or the
+    /// node has more than are read at once.
     pub(crate) unread: usize,
 }
 
-/// Returns the requests for the attachments of these entries that have policies.
+/// Returns the requests for those attachments in these entries that have policies.
 pub(crate) fn requests(entries: &[&Entry]) -> PolicyCounters {
     let (mut requests, mut subjects) = (Vec::new(), Vec::new());
     for entry in entries {
@@ -94,8 +95,8 @@ pub(crate) fn requests(entries: &[&Entry]) -> PolicyCounters {
 // === impl PolicyCounters ===
 
 impl PolicyCounters {
-    /// Returns the counters, in the order of the entries. Attachments whose rules cannot be read have none. Without a policy
-    /// `weft-cni` is not called.
+    /// Returns the counters, in the order in which the entries were given. Attachments whose rules cannot be
+    /// read have none. Without a policy `weft-cni` is not called.
     ///
     /// # Errors
     /// `weft-cni` fails.
@@ -140,15 +141,15 @@ impl Isolated {
     }
 }
 
-/// Sum of counters.
+/// Counters added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Traffic {
     packets: u64,
     bytes: u64,
 }
 
-/// Returns the counters of policies by rule. The parts of a rule that was divided by port are added up. Rules that the policies
-/// do not have are those of the pod, or of policies that were replaced meanwhile.
+/// Returns the policies' counters by rule. If a rule was divided by port, its parts are added up. Rules that
+/// the policies do not have are the pod's own, or come from policies that were replaced meanwhile.
 fn sums(rules: &RuleNames, counters: &[PolicyCounter]) -> BTreeMap<(Direction, Option<RuleName>), Traffic> {
     let mut sums: BTreeMap<(Direction, Option<RuleName>), Traffic> = BTreeMap::new();
     for PolicyCounter { direction, rule, packets, bytes } in counters {
@@ -161,7 +162,7 @@ fn sums(rules: &RuleNames, counters: &[PolicyCounter]) -> BTreeMap<(Direction, O
     sums
 }
 
-/// Returns the names of the rules of an attachment's policies.
+/// Returns the names for the rules in an attachment's policies.
 fn rule_names(policy: &AttachmentPolicy) -> RuleNames {
     let name = |CompiledRule { policy, rule, .. }: &CompiledRule| {
         let name = policy.rsplit('/').next().unwrap_or(policy);

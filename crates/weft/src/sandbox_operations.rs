@@ -1,7 +1,7 @@
-//! Operations on one sandbox: ADD, CHECK and DEL of the meta-plugin.
+//! Operations on one sandbox: the meta-plugin's ADD, CHECK and DEL.
 //!
-//! An ADD is one call for all networks. The journal records each attachment when it is complete, so this module polls
-//! the journal and prints the attachments one by one.
+//! An ADD is one call for all networks. The journal records each attachment when it is complete, so this
+//! module polls the journal and prints the attachments one by one.
 
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use cli_support::terminal::plain;
 use node_support::journal_reader::Journal;
 use node_support::weft_cni::{Subject, WeftCni};
 
-/// Interval between two reads of the journal during an ADD.
+/// Interval between two reads from the journal during an ADD.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// One sandbox, and everything that is needed to call the meta-plugin for it.
@@ -26,9 +26,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub(crate) struct SandboxOperations {
     /// Program that runs the meta-plugin.
     pub(crate) weft_cni: WeftCni,
-    /// Configuration of the meta-plugin.
+    /// Meta-plugin to call.
     pub(crate) meta_plugin: MetaPlugin,
-    /// CNI parameters of the sandbox.
+    /// CNI parameters for the sandbox.
     pub(crate) subject: Subject,
     /// Journal to which the meta-plugin writes.
     pub(crate) journal: Journal,
@@ -37,7 +37,7 @@ pub(crate) struct SandboxOperations {
 }
 
 impl SandboxOperations {
-    /// Returns the operations on the sandbox of a journal entry, with the parameters of its ADD.
+    /// Returns the operations on the sandbox in a journal entry, with the same parameters as its ADD.
     pub(crate) fn for_entry(
         weft_cni: WeftCni,
         meta_plugin: MetaPlugin,
@@ -59,7 +59,7 @@ impl SandboxOperations {
     /// Attaches every network and returns the journal entry.
     ///
     /// # Errors
-    /// The error of the meta-plugin. The meta-plugin has then undone its changes, or the journal still has an entry.
+    /// What the meta-plugin reports. It has then undone its changes, or the journal still has an entry.
     pub(crate) fn attach(&self) -> Result<Entry, Failure> {
         let mut printed = 0;
         let outcome = thread::scope(|scope| {
@@ -81,7 +81,8 @@ impl SandboxOperations {
         entry.ok_or_else(|| Failure::new("the sandbox was attached, but its journal has no entry"))
     }
 
-    /// Prints the attachments that were completed after the first `printed` ones, and returns their total number.
+    /// Prints the attachments that were completed after the first `printed` ones, and returns how many there
+    /// are in all.
     fn print_attached(&self, printed: usize) -> usize {
         let Ok(Some(entry)) = self.journal.entry(&self.subject.container) else { return printed };
         let rows = attachments::rows(&entry);
@@ -105,9 +106,9 @@ impl SandboxOperations {
         Failure::from(error).next(next)
     }
 
-    /// Runs CHECK of every attachment whose network has it.
+    /// Runs CHECK for every attachment whose network has it.
     ///
-    /// Only the version of each network decides. The meta-plugin is called in the latest version, because its own
+    /// Only each network's version decides. The meta-plugin is called in the latest version, because its own
     /// configuration can have a version without CHECK.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let mut object = self.meta_plugin.object.clone();

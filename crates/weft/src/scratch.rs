@@ -1,9 +1,9 @@
-//! Private directory of a running command.
+//! Private directory for a running command.
 //!
 //! - It is in `/run`, where only root writes, has mode 0700, and is never an existing directory.
 //! - It is removed when the value is dropped, also if the command fails.
-//! - Its owner holds a lock on it. A directory whose lock is free belongs to a killed command; the next command of the
-//!   same kind locks and removes it.
+//! - Its owner holds a lock on it. A directory whose lock is free belongs to a killed command; the next such
+//!   command locks and removes it.
 //!
 //! Source: flock(2): the lock ends with the process.
 
@@ -33,7 +33,7 @@ pub(crate) struct Scratch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnDrop {
     Remove,
-    /// Keep the directory for the next command of the same kind, as after a kill.
+    /// Keep the directory for the next such command, as after a kill.
     Keep,
 }
 
@@ -80,7 +80,7 @@ impl Scratch {
         paths.filter_map(|path| Scratch::lock_abandoned(&path).ok()).collect()
     }
 
-    /// Returns the names of these directories, and keeps them.
+    /// Returns these directories' names, and keeps them.
     pub(crate) fn abandoned_names(prefix: &str) -> Vec<String> {
         let kept = |scratch: Scratch| {
             let name = scratch.name();
@@ -92,12 +92,12 @@ impl Scratch {
         names
     }
 
-    /// Returns the name of the directory.
+    /// Returns the directory's name.
     pub(crate) fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Returns the path of the directory.
+    /// Returns the directory's path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -109,7 +109,7 @@ impl Scratch {
         Ok(path)
     }
 
-    /// Writes manifests into a subdirectory `name`, in their order.
+    /// Writes manifests into a subdirectory `name`, in order.
     pub(crate) fn manifests<'a>(
         &self,
         name: &str,
@@ -127,7 +127,7 @@ impl Scratch {
         Ok(directory)
     }
 
-    /// Keeps the directory for the next command of the same kind, which finds the remaining resources through it.
+    /// Keeps the directory for the next such command, which finds the remaining resources through it.
     pub(crate) fn keep(mut self) {
         self.on_drop = OnDrop::Keep;
     }

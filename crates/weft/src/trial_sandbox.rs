@@ -1,4 +1,5 @@
-//! Marks of a sandbox of `weft attach`: the argument in its journal entry, and the private directory that locks it.
+//! How a sandbox made by `weft attach` is marked: the argument in its journal entry, and the private
+//! directory that locks it.
 //!
 //! The directory is below `/run`, so that it does not survive a boot.
 
@@ -11,20 +12,20 @@ use cli_support::failure::Failure;
 /// Argument in `CNI_ARGS` that marks the namespace as created for this sandbox.
 pub(crate) const CREATED_NAMESPACE: &str = "WEFT_NETNS=own";
 
-/// Whether `weft attach` created the namespace of an entry.
+/// Whether `weft attach` created the namespace in an entry.
 pub(crate) fn is_created(entry: &Entry) -> bool {
     entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE)
 }
 
-/// Returns the name of the private directory of an attach.
+/// Returns the name that an attach's private directory has.
 pub(crate) fn scratch_name(container: &ContainerId) -> String {
     format!("weft-attach-{container}")
 }
 
-/// Creates the private directory of an attach. It is also the lock: one attach runs at a time for each sandbox.
+/// Creates an attach's private directory. It is also the lock: one attach runs at a time for each sandbox.
 ///
 /// # Errors
-/// Another attach of the sandbox runs, or the directory cannot be created.
+/// Another attach for the sandbox runs, or the directory cannot be created.
 pub(crate) fn lock_sandbox(container: &ContainerId) -> Result<Scratch, Failure> {
     Scratch::new(
         &scratch_name(container),

@@ -1,7 +1,7 @@
-//! Table of `-w`: printed once, then a line for each row that changes, as `kubectl get --watch` prints them.
+//! Table for `-w`: printed once, then a line for each row that changes, as `kubectl get --watch` prints them.
 //!
 //! - It ends with exit code 0 when its reader is gone.
-//! - The column of an age or of a time changes by itself, so it is not compared.
+//! - A column with an age or a time changes by itself, so it is not compared.
 //! - A row whose subject is gone is printed a last time, with `removed` in that column.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use cli_support::failure::{Exit, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::table;
 
-/// Last cell of a subject that is gone.
+/// Last cell if the subject is gone.
 const REMOVED: &str = "removed";
 
 /// Option `-w`.
@@ -24,7 +24,7 @@ pub(crate) struct Watch {
 /// Rows that were printed.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchedTable {
-    /// Number of the first columns, which name the subject of a row.
+    /// How many columns at the beginning name a row's subject.
     subject: usize,
     /// Column that changes by itself.
     clock: usize,
@@ -46,7 +46,7 @@ impl Watch {
     /// Fails if the changes cannot be printed in this format.
     ///
     /// # Errors
-    /// The format is that of one document: a usage error.
+    /// The format is for one document: a usage error.
     pub(crate) fn require_table(self, format: Format) -> Result<(), Failure> {
         match self.watch && format.is_document() {
             true => {
@@ -61,12 +61,12 @@ impl Watch {
 // === impl WatchedTable ===
 
 impl WatchedTable {
-    /// Returns a table of which nothing was printed.
+    /// Returns a table from which nothing was printed.
     pub(crate) fn new(subject: usize, clock: usize) -> WatchedTable {
         WatchedTable { subject, clock, printed: None }
     }
 
-    /// Returns the cells that name the subject of a row.
+    /// Returns the cells that name a row's subject.
     fn subject<'a>(&self, row: &'a [String]) -> &'a [String] {
         row.get(..self.subject).unwrap_or(row)
     }

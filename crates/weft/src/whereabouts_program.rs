@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Name of the plugin and of its program.
+/// Plugin name, and program name.
 pub(crate) const NAME: &str = "whereabouts";
-/// File of weft to which the names of plugins are links.
+/// weft's file to which the plugin names are links.
 const OWN: &str = "weft-cni";
 
 /// Program in the plugin directories.
@@ -17,13 +17,13 @@ const OWN: &str = "weft-cni";
 pub(crate) enum WhereaboutsProgram {
     /// There is none.
     Missing,
-    /// The program of whereabouts.
+    /// The real whereabouts.
     Foreign(PathBuf),
     /// weft under this name.
     Own(PathBuf),
 }
 
-/// Returns the first program of the name in a list of directories, separated by colons.
+/// Returns the first program with the name in a list of directories, separated by colons.
 pub(crate) fn find(directories: &str) -> WhereaboutsProgram {
     let paths = directories.split(':').filter(|directory| !directory.is_empty());
     let mut files = paths.map(|directory| Path::new(directory).join(NAME)).filter(|path| path.is_file());
@@ -35,7 +35,7 @@ pub(crate) fn find(directories: &str) -> WhereaboutsProgram {
     }
 }
 
-/// Whether a network's configuration has whereabouts as its IPAM.
+/// Whether a network's IPAM is whereabouts.
 pub(crate) fn is_used_by(config: &str) -> bool {
     let Ok(config) = serde_json::from_str::<Value>(config) else { return false };
     let is_used = |plugin: &Value| plugin["ipam"]["type"] == NAME;

@@ -1,4 +1,4 @@
-//! `weft version`: prints the version, commit, date, architecture and roles of this program.
+//! `weft version`: prints this program's version, commit, date, architecture and roles.
 
 use build_info::BuildInfo;
 use clap::Args;

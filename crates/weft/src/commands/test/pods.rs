@@ -21,31 +21,31 @@ use kube_support::events::EventReason;
 use kube_support::resource;
 use kube_support::resources::PodObject;
 
-/// Label of the pods of all runs; its value is the token of the run.
+/// Label on all runs' pods; its value is the run's token.
 pub(super) const RUN: &str = "weft.dev/test";
-/// Beginning of the names of the pods.
+/// How pod names begin.
 pub(super) const PREFIX: &str = "weft-test-";
-/// Annotation with the end of a run, in seconds since 1970.
+/// Annotation that tells when a run ends, in seconds since 1970.
 const EXPIRES: &str = "weft.dev/test-expires";
-/// Key of the selection of networks.
+/// Key under which a pod selects networks.
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// Name of the interface of the network in the pods.
+/// Interface that the tested network has in the pods.
 pub(super) const INTERFACE: &str = "net1";
-/// File of the kubelet for the last message of a container.
+/// File from which the kubelet reads a container's last message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
-/// User and group of the pods.
+/// User and group that the pods run as.
 const USER: u32 = 65532;
-/// Number of failed attempts after which the plugins of a network are not waited for any more.
+/// How often a network's plugins may fail before they are not waited for any more.
 const ATTEMPTS: u32 = 4;
-/// Grace period of the pods, in seconds.
+/// Grace period for the pods, in seconds.
 const GRACE: u32 = 2;
 
-/// Run, as far as its pods need it.
+/// Run, as far as pods need it.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     /// Token, which is part of every name and every packet.
     pub(super) token: String,
-    /// Time after which its pods belong to a killed run, in seconds since 1970.
+    /// When a pod must belong to a killed run, in seconds since 1970.
     pub(super) expires: u64,
     /// Time after which a kubelet ends a pod, in seconds.
     pub(super) deadline: u64,
@@ -62,7 +62,7 @@ pub(super) struct NewPod<'a> {
     pub(super) to: &'a [String],
 }
 
-/// Pod of a run, reduced to the fields in use.
+/// Pod in a run, reduced to the fields in use.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct TestPod {
     metadata: ObjectMeta,
@@ -93,7 +93,7 @@ struct ContainerState {
     terminated: Option<Explained>,
 }
 
-/// Reason and message of a state.
+/// Why a container is in a state, and what it said.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Explained {
@@ -101,14 +101,14 @@ struct Explained {
     message: String,
 }
 
-/// State of a pod, as far as a test depends on it.
+/// How far a pod is, as far as a test depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PodState {
     /// It has not started. The text says why, as far as it is known.
     Waiting(String),
-    /// Its program runs.
+    /// The probe runs.
     Running,
-    /// Its program ended, with this message.
+    /// The probe ended, with this message.
     Ended(String),
     /// It failed, for this reason.
     Failed(String),
@@ -131,14 +131,14 @@ struct PodEvent {
     series: Option<EventSeries>,
 }
 
-/// Series of equal Events.
+/// Series that equal Events form.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct EventSeries {
     count: u32,
 }
 
-/// Object of an Event.
+/// Object that an Event is about.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct InvolvedObject {
@@ -150,7 +150,7 @@ resource!(PodEvent, k8s_openapi::NamespaceResourceScope, "Event", "events", "");
 // === impl Run ===
 
 impl Run {
-    /// Returns the manifest of a pod.
+    /// Returns a pod's manifest.
     fn manifest(&self, pod: &NewPod<'_>) -> Value {
         let Run { token, expires, deadline, image } = self;
         let NewPod { name, node, network, to } = pod;
@@ -223,7 +223,7 @@ impl Run {
         }
     }
 
-    /// Returns the pods of the run in these namespaces, by name.
+    /// Returns the run's pods in these namespaces, by name.
     pub(super) async fn pods(
         &self,
         client: &Client,
@@ -248,7 +248,8 @@ async fn list(
     Ok(pods)
 }
 
-/// Deletes pods of runs, and returns the names of those that still exist. `token` selects one run, else all runs.
+/// Deletes pods that runs created, and returns the names of those that still exist. `token` selects one run,
+/// else all runs.
 pub(super) async fn delete(
     client: &Client,
     namespaces: &BTreeSet<String>,
@@ -331,13 +332,13 @@ impl TestPod {
         self.annotations().contains_key(EXPIRES) || self.name_any().starts_with(PREFIX)
     }
 
-    /// Whether its run has ended without removing it.
+    /// Whether the run that made it has ended without removing it.
     pub(super) fn is_expired(&self, now: u64) -> bool {
         let expires = self.annotations().get(EXPIRES).and_then(|text| text.parse::<u64>().ok());
         expires.is_none_or(|expires| expires <= now)
     }
 
-    /// Returns its state.
+    /// Returns how far it is.
     pub(super) fn state(&self) -> PodState {
         let TestPodStatus { phase, reason, message, container_statuses } = &self.status;
         let state = container_statuses.first().map(|status| status.state.clone()).unwrap_or_default();
@@ -359,7 +360,7 @@ impl TestPod {
         }
     }
 
-    /// Returns the network-status of a network; `None` if the pod has none yet.
+    /// Returns the network-status for a network; `None` if the pod has none yet.
     pub(super) fn attachment(&self, network: &PodName) -> Option<status::Entry> {
         let text = self.annotations().get(NETWORK_STATUS)?;
         let entries: Vec<status::Entry> = serde_json::from_str(text).ok()?;

@@ -1,4 +1,4 @@
-//! Networks, nodes and image of a run of `weft test`, as the cluster has them.
+//! Networks, nodes and image for a `weft test` run, as the cluster has them.
 
 use std::collections::BTreeSet;
 
@@ -15,25 +15,25 @@ use cli_support::failure::{Exit, Failure};
 use kube_support::resources::{DefinitionObject, NodeObject};
 use kube_support::{api_error, resource};
 
-/// Selector of the DaemonSet of the agents, in deploy/ and in the chart.
+/// Selector for the agents' DaemonSet, in deploy/ and in the chart.
 const AGENTS: &str = "app.kubernetes.io/name=weft,app.kubernetes.io/component=agent";
-/// Pull policy of an image without one.
+/// Pull policy for an image without one.
 const IF_NOT_PRESENT: &str = "IfNotPresent";
 /// Next step if the image is unknown.
 const NAME_IMAGE: &str = "name the image of weft with --image";
-/// Label of a node with its operating system.
+/// Label with a node's operating system.
 const SYSTEM: &str = "kubernetes.io/os";
 
 /// Network that is tested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TestedNetwork {
-    /// Namespace and name of its definition.
+    /// The definition's namespace and name.
     pub(super) name: PodName,
-    /// Resource of the devices that it needs; empty if it needs none.
+    /// Resource that its devices belong to; empty if it needs none.
     pub(super) resource: String,
 }
 
-/// Image of the pods.
+/// Image that the pods run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Image {
     pub(super) name: String,
@@ -72,8 +72,8 @@ struct NodeCondition {
 
 resource!(ListedNode as NodeObject);
 
-/// Returns the networks that the options name, or all of the namespace or of the cluster. `namespace` is that of a network
-/// without one.
+/// Returns the networks that the options name, or all in the namespace or the cluster. `namespace` is for a
+/// network without one.
 pub(super) async fn networks(
     client: &Client,
     arguments: &Arguments,
@@ -117,7 +117,7 @@ fn tested(definition: &DefinitionObject) -> Result<TestedNetwork, Failure> {
     Ok(TestedNetwork { name, resource })
 }
 
-/// Returns the pairs of nodes: each ready node with the next one by name, and a single node with itself.
+/// Returns pairs of nodes: each ready node with the next one by name, and a single node with itself.
 pub(super) async fn pairs(client: &Client, wanted: &[String]) -> Result<Vec<[String; 2]>, Failure> {
     let api: Api<ListedNode> = Api::all(client.clone());
     let listed = api.list(&ListParams::default()).await;
@@ -153,9 +153,9 @@ fn pairs_of(listed: &[ListedNode], wanted: &[String]) -> Result<Vec<[String; 2]>
     }
 }
 
-/// Returns the given image, or that of the agents in a namespace.
+/// Returns the given image, or the one that the agents in a namespace run.
 ///
-/// A DaemonSet of another namespace may have the same labels, and an image of its own.
+/// A DaemonSet in another namespace may have the same labels, and an image of its own.
 pub(super) async fn image(client: &Client, given: Option<&str>, namespace: &str) -> Result<Image, Failure> {
     if let Some(name) = given {
         return Ok(Image { name: name.to_owned(), pull_policy: IF_NOT_PRESENT.to_owned() });
@@ -169,7 +169,7 @@ pub(super) async fn image(client: &Client, given: Option<&str>, namespace: &str)
     image_of(&listed.items, namespace)
 }
 
-/// Returns the only image of the agents' DaemonSets.
+/// Returns the only image in the agents' DaemonSets.
 fn image_of(agents: &[DynamicObject], namespace: &str) -> Result<Image, Failure> {
     let container = |set: &DynamicObject| {
         let container = set.data.pointer("/spec/template/spec/containers/0")?;
