@@ -60,7 +60,7 @@ enum Version {
     V1beta1,
 }
 
-/// How a write ended.
+/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,

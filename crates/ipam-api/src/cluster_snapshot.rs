@@ -30,7 +30,7 @@ use kube_support::cache::{Cache, follow};
 use kube_support::custom_resources::IPPoolStatus;
 use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
 
-/// How many objects a page has.
+/// Number of objects in a page.
 const PAGE: u32 = 500;
 /// Maximum number of addresses on a pod. A network-status is untrusted: every user that can change the pod
 /// can write it.
@@ -87,7 +87,7 @@ pub enum SnapshotError {
     List {
         /// Kind that was listed, in the plural.
         kind: &'static str,
-        /// What the API server or the client reported.
+        /// Error that the API server or the client reported.
         error: kube::Error,
     },
     /// Watched objects were not listed in time.

@@ -17,16 +17,16 @@ use crate::ip_objects::PoolObject;
 /// Quarantine for a network that does not set one, in milliseconds.
 const QUARANTINE: u64 = 60_000;
 
-/// How a pool is used.
+/// Usage of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// How many addresses can be allocated; `u64::MAX` if there are more.
+    /// Number of addresses that can be allocated; `u64::MAX` if there are more.
     pub size: u64,
-    /// How many addresses are used.
+    /// Number of used addresses.
     pub used: u64,
-    /// How many addresses are known to be in quarantine.
+    /// Number of addresses that are known to be in quarantine.
     pub quarantined: u64,
-    /// How many blocks each node leases.
+    /// Number of leased blocks by node.
     pub blocks: BTreeMap<String, u64>,
 }
 

@@ -49,11 +49,11 @@ pub struct MachineError {
     pub pod: String,
     /// Machine name.
     pub machine: String,
-    /// What is wrong.
+    /// Fault, with its place and reason.
     pub fault: MachineFault,
 }
 
-/// What is wrong with a pod that should run a virtual machine.
+/// Reason why a pod does not count as running a virtual machine.
 #[derive(Debug, Error)]
 pub enum MachineFault {
     /// The pod could not be read.

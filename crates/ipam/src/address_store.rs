@@ -46,7 +46,7 @@ pub struct AddressStore {
 pub struct Edit {
     /// Offset in the file.
     pub offset: u64,
-    /// What to write there.
+    /// Content to write there.
     pub bytes: Vec<u8>,
     /// Order relative to earlier edits.
     pub order: WriteOrder,
@@ -68,7 +68,7 @@ pub enum WriteOrder {
 pub struct Block {
     /// Page that holds the block.
     pub page: usize,
-    /// What state the block has on this node.
+    /// State that the block has on this node.
     pub state: BlockState,
     /// Addresses in the block.
     pub net: IpNet,
@@ -91,7 +91,7 @@ pub enum Slot {
     Held {
         /// Start in milliseconds since 1970.
         since: u64,
-        /// Who holds it.
+        /// Holder of the address or object.
         owner: OwnerTag,
     },
     /// Reserved: the address belongs to another node, or to another page in this store.
@@ -109,7 +109,7 @@ pub struct SlotId {
     pub slot: usize,
 }
 
-/// What [`AddressStore::choose`] found.
+/// Result of [`AddressStore::choose`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// This address can be allocated.
@@ -120,7 +120,7 @@ pub enum Choice {
     Full,
 }
 
-/// How many addresses are in each state.
+/// Number of addresses in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Held addresses.

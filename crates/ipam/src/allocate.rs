@@ -17,7 +17,7 @@ use crate::number::number;
 /// so that concurrent calls on one node rarely offer the same address.
 const OFFER_STRIDES: [u128; 3] = [16, 4, 1];
 
-/// What [`AddressStore::allocate`] did.
+/// Result of [`AddressStore::allocate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// This address is allocated once the edits are written; no edit if the owner held it before.

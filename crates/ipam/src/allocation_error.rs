@@ -22,11 +22,11 @@ pub enum AllocationError {
     Quarantined(u64),
     /// Every address in the network's range is in use, also on the nodes that were asked.
     NoneElsewhere {
-        /// How many addresses the network may allocate.
+        /// Number of addresses that the network may allocate.
         window: u64,
         /// Nodes that have no free address; at most [`NODES_MAX`].
         full: Vec<String>,
-        /// How many such nodes there are.
+        /// Number of such nodes.
         full_count: usize,
         /// Nodes that have not answered yet; at most [`NODES_MAX`].
         silent: Vec<String>,
@@ -48,7 +48,7 @@ pub enum AllocationError {
         net: IpNet,
         /// Node that leases it.
         node: String,
-        /// Who holds the address on that node; empty if the node has not answered.
+        /// Holder of the address on that node; empty if the node has not answered.
         held_by: String,
     },
     /// The requested address lies in a block in the same address store. The caller must unlock the store so

@@ -18,7 +18,7 @@ use crate::pool_layout::is_single_address;
 pub const REQUESTS_MAX: usize = 16;
 /// Maximum number of address spans in a transfer request: as many as a block with 256 addresses can have.
 pub const SPANS_MAX: usize = 128;
-/// How long a request is served after its requester has given up, in milliseconds.
+/// Time for which a request is served after its requester has given up, in milliseconds.
 pub(crate) const REQUEST_LIFETIME: u64 = 600_000;
 
 /// Object in a pool: a block, or a single address.
@@ -30,13 +30,13 @@ pub struct IpBlock {
     pub uid: String,
     /// Version that differs each time the object is changed.
     pub version: String,
-    /// Who holds it.
+    /// Holder of the address or object.
     pub holder: Holder,
     /// Addresses in a block that its holder may not use.
     pub reserved: Vec<IpAddr>,
 }
 
-/// Who holds an object.
+/// Holder of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// Node that leases the object; empty if it is free.
@@ -49,7 +49,7 @@ pub struct Holder {
     pub claim: String,
     /// Time at which the object became free, in milliseconds since 1970.
     pub released_at: u64,
-    /// How often the object changed its holder.
+    /// Number of times that the object changed its holder.
     pub generation: u64,
     /// For a single address: node that leases the block around it and is asked to transfer it; empty if there is none.
     pub transfer_requested_from: String,

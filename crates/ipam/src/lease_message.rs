@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::allocation_error::AllocationError;
 use crate::block_lease::{BlockInfo, BlockLease};
 
-/// What kind of address a call needs.
+/// Kind of address that a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AllocationKind {
@@ -28,17 +28,17 @@ pub enum AllocationKind {
     AddressForClaim(IpAddr),
 }
 
-/// What an address store needs.
+/// Request that an address store makes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaseRequest {
     /// Blocks in the store.
     pub blocks: Vec<BlockInfo>,
-    /// What kind of address is needed.
+    /// Kind of address that is needed.
     pub kind: AllocationKind,
 }
 
-/// What the allocator answers.
+/// Answer from the allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LeaseResponse {

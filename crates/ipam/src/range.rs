@@ -39,7 +39,7 @@ pub enum RangePart {
 pub struct RangeError {
     /// The part that is wrong.
     pub part: RangePart,
-    /// What it was set to.
+    /// Value that it was set to.
     pub value: String,
     /// Problem with the value.
     pub reason: String,

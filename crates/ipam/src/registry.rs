@@ -28,7 +28,7 @@ pub enum RegistryError {
     Unknown(String),
 }
 
-/// What the pool is like, read after an object was created in it.
+/// State of the pool, read after an object was created in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolState {
     /// The pool was deleted, recreated or split into other blocks since it was read.

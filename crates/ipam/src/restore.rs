@@ -34,13 +34,13 @@ pub struct RestoreMessage {
     pub lease: String,
     /// Which attempt this is.
     pub mark: RestoreMark,
-    /// What to do.
+    /// Action to take.
     pub step: RestoreStep,
     /// Addresses to mark, or to free.
     pub addresses: Vec<IpAddr>,
 }
 
-/// What to do with reserved addresses.
+/// Action on reserved addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RestoreStep {

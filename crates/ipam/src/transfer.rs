@@ -15,10 +15,10 @@ use crate::ip_block::{Holder, IpBlock};
 use crate::pool_layout::PoolLayout;
 use crate::registry::{Registry, RegistryError};
 
-/// How long a request is served after its requester has given up, in milliseconds.
+/// Time for which a request is served after its requester has given up, in milliseconds.
 const REQUEST_LIFETIME: u64 = 600_000;
 
-/// What [`AddressStore::reserve_for_transfer`] did.
+/// Result of [`AddressStore::reserve_for_transfer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reservation {
     /// The address is reserved once these edits are on the disk; no edit if it was reserved before.
@@ -29,7 +29,7 @@ pub enum Reservation {
     UnknownLease,
 }
 
-/// What came out of the reservation, as `weft-cni` reports it to its agent.
+/// Outcome of the reservation, as `weft-cni` reports it to its agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransferReply {
     /// The address is reserved on the disk.
@@ -40,7 +40,7 @@ pub enum TransferReply {
     UnknownLease,
 }
 
-/// What came out of a transfer request.
+/// Outcome of a transfer request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferOutcome {
     /// There is nothing to transfer any more.

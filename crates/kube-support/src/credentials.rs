@@ -20,7 +20,7 @@ use cli_support::failure::Failure;
 
 /// Deadline for credentials. A remote account takes some seconds.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(15);
-/// How often it is checked whether the started processes have ended, and the pause in between.
+/// Number of checks whether the started processes have ended, and the pause in between.
 const CHECKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 

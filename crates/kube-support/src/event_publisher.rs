@@ -28,7 +28,7 @@ const KNOWN_MAX: usize = 512;
 const SERIES_MAX: Duration = Duration::from_secs(360);
 /// Time after which a series is written again.
 const SERIES_INTERVAL: Duration = Duration::from_secs(60);
-/// How many requests about one object are allowed at once.
+/// Number of requests about one object that are allowed at once.
 const BURST: u32 = 25;
 /// Time after which an object may cause one more request.
 const REFILL: Duration = Duration::from_secs(30);
@@ -37,7 +37,7 @@ const NAME_MAX: usize = 220;
 /// Namespace for Events about cluster-scoped objects.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
-/// How severe an Event is.
+/// Severity of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventType {
     /// Something happened as it should.
@@ -49,7 +49,7 @@ pub enum EventType {
 /// Event about an object.
 #[derive(Clone, Debug)]
 pub struct Event<'a> {
-    /// How severe it is.
+    /// Severity.
     pub r#type: EventType,
     /// Reason, in `PascalCase`.
     pub reason: &'a str,
@@ -59,7 +59,7 @@ pub struct Event<'a> {
     pub note: &'a str,
 }
 
-/// What [`EventPublisher::publish`] did.
+/// Result of [`EventPublisher::publish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The API server has the Event, or the new count in its series.

@@ -64,7 +64,7 @@ pub enum Unread {
     /// The pod's annotation is invalid.
     #[error("annotation {ANNOTATION}: {why}")]
     Annotation {
-        /// What the decoder reported.
+        /// Error that the decoder reported.
         why: neutron::vif::DecodeError,
     },
     /// The KuryrPort is invalid.
@@ -72,7 +72,7 @@ pub enum Unread {
     KuryrPort {
         /// KuryrPort name.
         name: String,
-        /// What the decoder reported.
+        /// Error that the decoder reported.
         why: neutron::vif::DecodeError,
     },
 }
@@ -87,7 +87,7 @@ pub struct RequestError {
     namespace: String,
     /// Pod name.
     name: String,
-    /// What the API server or the client reported.
+    /// Error that the API server or the client reported.
     error: Box<kube::Error>,
 }
 

@@ -188,7 +188,7 @@ impl NodeObject {
 
 /// API object that is reduced to the fields in use.
 pub trait Reduced: Resource<DynamicType = ()> {
-    /// What the cache keeps.
+    /// Form that the cache keeps.
     type Form: Clone + PartialEq + Send + Sync + 'static;
 
     /// Returns the reduced form.

@@ -40,7 +40,7 @@ pub(super) struct Broken {
     pub(super) reason: String,
 }
 
-/// What a file may still use before it reaches a limit.
+/// Amounts that a file may still use before it reaches a limit.
 struct Budget {
     nodes: usize,
     text: usize,

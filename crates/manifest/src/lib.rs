@@ -43,7 +43,7 @@ use npwg::metadata::SpecConfig;
 /// Maximum file size, in bytes.
 pub const MANIFEST_MAX: usize = 4 << 20;
 
-/// What a file contains.
+/// Kind of content in a file.
 #[derive(Clone, Debug, Default)]
 pub struct Manifest {
     /// File text.
@@ -58,7 +58,7 @@ pub struct Manifest {
     pub policies: Vec<Located<NetworkPolicy>>,
     /// Kinds that are not read, for example `Service`.
     pub others: Vec<Located<String>>,
-    /// What is wrong in the file and its objects.
+    /// Problems in the file and its objects.
     pub problems: Vec<Problem>,
 }
 
@@ -83,7 +83,7 @@ pub struct PodObject {
 /// Value read from a file, and where it is.
 #[derive(Clone, Debug)]
 pub struct Located<T> {
-    /// What was read.
+    /// Value that was read.
     pub value: T,
     /// Object that contains the value.
     pub node: Node,
@@ -96,7 +96,7 @@ pub struct Located<T> {
 pub struct Problem {
     /// Offset in the file, in bytes.
     pub at: usize,
-    /// What is wrong.
+    /// Fault, with its place and reason.
     pub fault: Fault,
 }
 

@@ -12,7 +12,7 @@ use npwg::refusal::{KeyPath, Step};
 /// Tree node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What the node contains.
+    /// Content of the node.
     pub value: Value,
     /// Where it is in the file.
     pub span: Span,

@@ -14,7 +14,7 @@ use crate::MANIFEST_MAX;
 /// Piece of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// How many lines precede the piece.
+    /// Number of lines before the piece.
     pub lines_before: usize,
     /// Text in the piece.
     pub text: String,
@@ -33,7 +33,7 @@ enum Place {
     AfterItems,
 }
 
-/// How a list is written.
+/// Form in which a list is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Yaml,

@@ -5,11 +5,11 @@ use super::node::{Node, Value};
 /// Tree size.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Weight {
-    /// How many nodes there are, keys included.
+    /// Number of nodes, keys included.
     pub(super) nodes: usize,
     /// Total string size, in bytes.
     pub(super) text: usize,
-    /// How deep collections are nested.
+    /// Depth to which collections are nested.
     pub(super) depth: usize,
 }
 

@@ -38,7 +38,7 @@ use node_support::traces::Traces;
 const POLL_MAX: Duration = Duration::from_secs(20);
 /// Interval at which a poll looks for tasks that no pod change announces.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a poll collects pod changes, so that many at once cost one comparison over all sandboxes.
+/// Time for which a poll collects pod changes, so that many at once cost one comparison over all sandboxes.
 const POLL_GATHER: Duration = Duration::from_millis(50);
 /// Shortest interval between two searches for tasks on behalf of plans: each looks at all sandboxes.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 /// checks are due after many seconds, so their tasks need not be sent at once.
 const IDLE_SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What the node agent holds while it runs.
+/// Components that the node agent holds while it runs.
 pub(crate) struct AgentState {
     /// Planner for this node.
     pub(crate) planner: Planner,
@@ -93,7 +93,7 @@ impl Search {
     }
 }
 
-/// What the agent's state is configured with.
+/// Configuration for the agent's state.
 #[derive(Debug)]
 pub(crate) struct AgentConfig {
     /// Sandboxes on this node.

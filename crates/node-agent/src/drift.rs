@@ -8,8 +8,8 @@
 //! - The kubelet never calls CHECK, so a plugin may reject its own intact attachment. Therefore what the
 //!   first check finds is not drift.
 //! - The first check follows soon after the attachment, also for a network added to a running pod.
-//! - An attachment that once passed a check and fails now has drifted. What first checks find is stored in a
-//!   file, so that a later agent knows it. Without the file, each sandbox has a first check again.
+//! - An attachment that once passed a check and fails now has drifted. Findings of first checks are stored in a
+//!   file, so that a later agent knows them. Without the file, each sandbox has a first check again.
 //! - A result costs one line at the end of that file, however many sandboxes there are; a sandbox's latest
 //!   line counts. The file is written again when most of its lines are outdated.
 
@@ -34,7 +34,7 @@ const CHECKS_MAX: usize = 4;
 /// Maximum size up to which the file is read, in bytes: enough for some thousand sandboxes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// How many outdated lines the file may have in any case.
+/// Number of outdated lines that the file may have in any case.
 const OUTDATED_MIN: usize = 256;
 
 /// Interfaces in each checked sandbox that have failed every check.
@@ -50,7 +50,7 @@ pub(crate) struct Drift {
     checked: Mutex<BTreeMap<ContainerId, CheckState>>,
 }
 
-/// What the file contains.
+/// Content of the file.
 #[derive(Debug, Default)]
 struct Stored {
     /// First faults in sandboxes that this agent has not found yet.
@@ -71,7 +71,7 @@ struct CheckState {
     drifted: BTreeSet<IfName>,
 }
 
-/// What a check result means.
+/// Conclusion from a check result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CheckOutcome {
     /// Nothing has changed.

@@ -43,7 +43,7 @@ const CHANGE_MAX: usize = MESSAGE_MAX - (2 << 20);
 #[derive(Debug, Default)]
 pub(crate) struct HotPlug(Mutex<BTreeMap<ContainerId, Seen>>);
 
-/// What is known from the last comparison.
+/// Facts from the last comparison.
 #[derive(Clone, Debug)]
 struct Seen {
     /// The pod's annotation at that time.
@@ -51,7 +51,7 @@ struct Seen {
     /// Whether the sandbox matches the annotation, or never will.
     settled: bool,
     compared: Instant,
-    /// How often this annotation was compared.
+    /// Number of comparisons with this annotation.
     times: u32,
     /// Why selected networks could not be planned. A reason has an Event once.
     refused: Vec<Fault>,
@@ -59,7 +59,7 @@ struct Seen {
     inputs: u64,
 }
 
-/// How a sandbox compares with its pod's annotation.
+/// Comparison between a sandbox and its pod's annotation.
 struct Comparison {
     verdict: Verdict,
     /// Why selected networks cannot be planned.
@@ -67,7 +67,7 @@ struct Comparison {
     inputs: u64,
 }
 
-/// What a comparison found.
+/// Result of a comparison.
 enum Verdict {
     /// The sandbox matches.
     Same,

@@ -53,7 +53,7 @@ pub(crate) async fn follow(agent: Arc<AgentState>, socket: PathBuf) {
     }
 }
 
-/// What to do with one of the runtime's networks.
+/// Action on one of the runtime's networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     /// The network is correct.

@@ -68,7 +68,7 @@ pub(crate) struct Directories {
     pub(crate) plugins: PathBuf,
 }
 
-/// What the last comparison with the plugin file found, and which file it was.
+/// Result of the last comparison with the plugin file, and the file that was compared.
 #[derive(Debug, Default)]
 struct Compared {
     /// Inode, size, and when it last changed, in seconds and nanoseconds.

@@ -56,7 +56,7 @@ pub(crate) struct PolicyUpdates {
     /// Interval between two verifications for a sandbox; zero for none.
     interval: Duration,
     state: Mutex<Updates>,
-    /// How often updates were queued.
+    /// Number of times that updates were queued.
     queued: Sender<u64>,
 }
 
@@ -84,7 +84,7 @@ struct PendingUpdate {
     sent: Option<(Instant, u32)>,
 }
 
-/// What a comparison found.
+/// Result of a comparison.
 enum Comparison {
     /// The policies or the pod are not known.
     Unknown,

@@ -17,7 +17,7 @@ use ipam::{AddressSpan, AddressStore};
 /// Owner record length in bytes.
 const RECORD: usize = 1024;
 
-/// Who owns an address, as `weft-ipam` recorded it.
+/// Owner of an address, as `weft-ipam` recorded it.
 #[derive(Debug)]
 pub struct Owner {
     /// Sandbox, by container id.
@@ -41,7 +41,7 @@ pub struct Held {
     pub ip: IpAddr,
     /// When it was allocated, in milliseconds since 1970.
     pub since: u64,
-    /// Who owns it.
+    /// Owner of the address.
     pub owner: Owner,
 }
 
@@ -53,7 +53,7 @@ pub enum ReadError {
     List {
         /// Directory that cannot be listed.
         directory: PathBuf,
-        /// What the operating system reported.
+        /// Error that the operating system reported.
         cause: io::Error,
     },
     /// An address store's file, or the file with its owners, cannot be read.
@@ -61,7 +61,7 @@ pub enum ReadError {
     Read {
         /// File that cannot be read.
         file: PathBuf,
-        /// What the operating system reported.
+        /// Error that the operating system reported.
         cause: io::Error,
     },
     /// An address store's content is not valid.
@@ -69,7 +69,7 @@ pub enum ReadError {
     Decode {
         /// File with the invalid content.
         file: PathBuf,
-        /// What is wrong in it.
+        /// Error in the content.
         cause: StoreError,
     },
 }
@@ -134,7 +134,7 @@ pub struct Window {
     pub network: String,
     /// Quarantine in milliseconds.
     pub quarantine: u64,
-    /// How many addresses it has.
+    /// Number of addresses.
     pub size: u128,
     /// Address spans; one span around all of them if there are many.
     pub spans: Vec<AddressSpan>,

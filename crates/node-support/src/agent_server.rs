@@ -50,7 +50,7 @@ use cli_support::failure::Failure;
 const PARALLEL: usize = 32;
 /// Best-effort allocations served at a time. A later call repeats a dropped one.
 const BEST_EFFORT: usize = 8;
-/// How long a best-effort allocation waits for a slot: its client has disconnected by then.
+/// Time that a best-effort allocation waits for a slot: its client has disconnected by then.
 const BEST_EFFORT_MAX: Duration = Duration::from_secs(2);
 /// Requests in the queue, and requests that take longer than [`SLOT_MAX`].
 const QUEUE_MAX: usize = 512;
@@ -65,7 +65,7 @@ const RESPONSE_MAX: Duration = Duration::from_secs(30);
 /// Deadline for the report about an executed plan: every delegate may take a minute.
 const REPORT_WAIT: Duration = Duration::from_secs(600);
 
-/// What answers the requests.
+/// Handler that answers the requests.
 pub trait RequestHandler: Send + Sync + 'static {
     /// Returns a sandbox plan. A handler that relays the request also returns the tasks and the trace from
     /// the agent that answered; the tasks that are due follow later.
@@ -180,7 +180,7 @@ struct Exchanges<H> {
     allocations: Semaphore,
     /// Slots for best-effort allocations.
     best_effort: Semaphore,
-    /// How many requests are in the queue.
+    /// Number of requests in the queue.
     queued: AtomicUsize,
     /// Whether the agent shuts down.
     ending: Sender<bool>,

@@ -1,5 +1,5 @@
-//! What the roles on a node share: server for weft-cni, journal reader, sandbox garbage collection, metrics,
-//! traces.
+//! Code that the roles on a node share: server for weft-cni, journal reader, sandbox garbage collection,
+//! metrics, traces.
 
 #![forbid(unsafe_code)]
 

@@ -26,8 +26,8 @@ use cli_support::failure::Failure;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Interval between two checks on the socket.
 const LOOK: Duration = Duration::from_secs(2);
-/// How many checks are made between two connections to the socket with which another process has replaced
-/// this one. Rare, because that process serves each connection.
+/// Number of checks between two connections to the socket with which another process has replaced this one.
+/// Rare, because that process serves each connection.
 const CONNECT_EVERY: u32 = 30;
 
 /// Listening socket.

@@ -17,7 +17,7 @@ use cri::network_api::FALLBACK;
 const RUNTIME: &str = "runtime";
 const NETWORKS: &str = "networks";
 
-/// What the proxy noted in a plan.
+/// Notes that the proxy made in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMetadata {
     /// Path to the runtime's socket, without symbolic links.

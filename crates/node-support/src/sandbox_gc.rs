@@ -132,7 +132,7 @@ impl SandboxGc {
     }
 }
 
-/// What is known about a sandbox.
+/// Facts about a sandbox.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     presence: Presence,

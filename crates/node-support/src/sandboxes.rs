@@ -32,7 +32,7 @@ use crate::journal_reader::{Journal, Row};
 pub const RESCAN: Duration = Duration::from_secs(30);
 /// Interval between two checks whether the directory exists.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long changes are collected: an ADD with a few networks ends within it.
+/// Time for which changes are collected: an ADD with a few networks ends within it.
 const GATHER: Duration = Duration::from_millis(10);
 /// Buffer size for inotify events, in bytes.
 const EVENTS: usize = 16 * 1024;

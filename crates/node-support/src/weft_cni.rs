@@ -50,7 +50,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 const VERSION_MAX: Duration = Duration::from_secs(10);
 /// Interval at which a capture is checked for its end.
 const CAPTURE_LOOK: Duration = Duration::from_millis(50);
-/// How many bytes of two files are compared at a time.
+/// Number of bytes that are compared at a time in two files.
 const PIECE: usize = 64 * 1024;
 /// Exit code when `sandbox ping` got no reply.
 const NO_REPLY: i32 = 3;
@@ -108,7 +108,7 @@ pub struct Subject {
     pub path: String,
 }
 
-/// What happens if another project's plugin has the name.
+/// Behaviour if another project's plugin has the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// The installation fails.
@@ -119,7 +119,7 @@ pub enum Foreign {
     Replaced,
 }
 
-/// What was answered when an address should be released.
+/// Answer when an address should be released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FreeReply {
     /// This container held it.
@@ -140,7 +140,7 @@ pub struct Tagged {
     pub tag: String,
 }
 
-/// What a network namespace contains: lists of lines by kind.
+/// Content of a network namespace: lists of lines by kind.
 pub type Contents = BTreeMap<String, Vec<String>>;
 
 /// `--path`.

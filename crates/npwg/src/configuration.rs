@@ -90,11 +90,11 @@ pub struct NodeConfiguration {
     pub agent_socket: String,
     /// Manifest directory that replaces the agent, for example on a node without Kubernetes.
     pub manifest_dir: Option<String>,
-    /// What an invalid annotation leads to.
+    /// Consequence that an invalid annotation has.
     pub invalid_annotation: InvalidAnnotation,
-    /// How the network status is written.
+    /// Style in which the network status is written.
     pub status: StatusStyle,
-    /// How requested addresses are enforced.
+    /// Enforcement for requested addresses.
     pub ip_request_policy: IpRequestPolicy,
     /// Kubelet socket that lists a pod's devices, if it is not at the default path.
     pub pod_resources: Option<String>,
@@ -179,7 +179,7 @@ pub struct Rotation {
     pub compress: bool,
 }
 
-/// How the network-status annotation is written.
+/// Style in which the network-status annotation is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusStyle {
     /// Whether addresses have a prefix length.

@@ -103,7 +103,7 @@ pub struct Vdpa {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VhostUser {
-    /// Who opens the socket: `client` or `server`.
+    /// Side that opens the socket: `client` or `server`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mode: String,
     /// Socket path.

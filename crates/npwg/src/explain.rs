@@ -23,7 +23,7 @@ pub struct Row {
     pub chain: Vec<String>,
     /// Why the pod gets the network, this interface name and this configuration.
     pub because: Vec<Decision>,
-    /// What the pod requests, each with the reason.
+    /// Requests that the pod makes, each with the reason.
     pub requests: Vec<Decision>,
 }
 

@@ -60,7 +60,7 @@ pub struct Plan {
     pub pod: PodIdentity,
     /// Container id that identifies the sandbox.
     pub container: ContainerId,
-    /// How the network status is written.
+    /// Style in which the network status is written.
     pub status: StatusStyle,
     /// The networks, in attachment order; the first is the default network.
     pub delegates: Vec<Delegate>,
@@ -107,8 +107,8 @@ pub struct Delegate {
     pub args: Vec<(String, String)>,
     /// Values that the result must show.
     pub verify: Verify,
-    /// What the pod requests ([`Element::requests`](crate::selection::Element::requests)), if it selects the
-    /// network.
+    /// Requests that the pod makes ([`Element::requests`](crate::selection::Element::requests)), if it
+    /// selects the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<BTreeMap<String, String>>,
     /// Change to default routes after every network is attached.
@@ -164,9 +164,9 @@ pub struct DeviceInfoFile {
 /// One decision and the reason for it, for users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What was decided: `network`, `config`, `interface`, or a selection key.
+    /// Subject of the decision: `network`, `config`, `interface`, or a selection key.
     pub what: String,
-    /// What the decision is.
+    /// Value that was decided on.
     pub value: String,
     /// Why.
     pub why: String,

@@ -86,8 +86,7 @@ impl fmt::Display for KeyPath {
 pub struct Fault {
     /// Rule that the input breaks.
     pub rule: Rule,
-    /// What the document is called: `annotation k8s.v1.cni.cncf.io/networks`, `network-attachment-definition
-    /// a/b`.
+    /// Name of the document: `annotation k8s.v1.cni.cncf.io/networks`, `network-attachment-definition a/b`.
     pub subject: String,
     /// Path in the document.
     #[serde(default, skip_serializing_if = "KeyPath::is_root")]
@@ -223,9 +222,9 @@ impl From<Refusal> for Error {
 /// Warning about a valid plan. The node agent creates an Event for each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// What kind of warning this is; the Event gets it as reason.
+    /// Kind of warning, which the Event gets as its reason.
     pub event: Reason,
-    /// What is wrong.
+    /// Fault, with its place and reason.
     #[serde(flatten)]
     pub fault: Fault,
 }

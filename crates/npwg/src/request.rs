@@ -29,7 +29,7 @@ pub fn guid_of(mac: &HardwareAddress) -> Option<HardwareAddress> {
     HardwareAddress::parse(&format_mac(lower))
 }
 
-/// What an element requests for the default route.
+/// Request in an element for the default route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DefaultRoute {
     /// The element does not mention the default route.

@@ -141,7 +141,7 @@ impl Element {
     }
 }
 
-/// What one annotation contains, and all faults in it.
+/// Content of one annotation, and all faults in it.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// Elements that could be read.

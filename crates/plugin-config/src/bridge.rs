@@ -64,7 +64,7 @@ pub struct Network {
     pub mac_spoof_check: bool,
     /// Whether duplicate address detection runs.
     pub enable_dad: bool,
-    /// How the container's interface is set up.
+    /// Setup for the container's interface.
     pub interface: ContainerInterface,
     /// Whether container ports are isolated from each other.
     pub port_isolation: bool,
@@ -72,7 +72,7 @@ pub struct Network {
     pub mac: Option<Vec<u8>>,
 }
 
-/// Who is the containers' gateway.
+/// Gateway for the containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gateway {
     /// Not the bridge.
@@ -94,7 +94,7 @@ pub enum Reflection {
     Promiscuous,
 }
 
-/// How the container's interface is set up.
+/// Setup for the container's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerInterface {
     /// Up, with addresses from IPAM.

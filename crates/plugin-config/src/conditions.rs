@@ -69,7 +69,7 @@ pub enum Family {
     V6,
 }
 
-/// How a field relates to the values.
+/// Relation between a field and the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Is {
     /// The field has one of the values.
@@ -174,7 +174,7 @@ pub fn read(key: &str, family: Family, written: &[String]) -> Result<Conditions,
     }
 }
 
-/// What the error says about the supported syntax.
+/// Supported syntax, as the error describes it.
 const SUPPORTED: &str = "supported are ip saddr, ip daddr, ip6 saddr, ip6 daddr, iifname and meta mark, with != and { }; with backend iptables, all conditions of iptables(8)";
 
 // === impl Condition ===

@@ -72,7 +72,7 @@ const DEVICES: &str = "/sys/devices";
 /// Longest name on a bus, in bytes.
 const BUS_NAME_MAX: usize = 128;
 
-/// How a device is selected.
+/// Selector for a device.
 #[derive(Debug)]
 pub enum Device {
     /// `device`: by interface name.

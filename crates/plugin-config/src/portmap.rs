@@ -49,7 +49,7 @@ pub enum Backend {
     },
     /// `iptables-restore` and `ip6tables-restore`.
     Iptables {
-        /// How packets are marked.
+        /// Way in which packets are marked.
         marking: Marking,
         /// Conditions for IPv4 and for IPv6 packets, as rule arguments.
         conditions: [Vec<String>; 2],

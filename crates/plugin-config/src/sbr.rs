@@ -29,11 +29,11 @@ pub struct Settings {
     pub table: Option<u32>,
     /// Gateways that replace the addresses' own; at most one in each family.
     gateways: Vec<IpAddr>,
-    /// What happens to the interface's subnets in the main table.
+    /// Treatment that the interface's subnets get in the main table.
     pub subnets: Subnets,
 }
 
-/// What happens to the interface's subnets in the main table.
+/// Treatment that the interface's subnets get in the main table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Subnets {
     /// They leave the main table.

@@ -51,7 +51,7 @@ pub struct Plug<'a> {
     pub tag: &'a str,
 }
 
-/// What is known about a bridge.
+/// Facts about a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bridge {
     /// Whether a userspace process forwards its packets, so that checksums are not completed.

@@ -19,13 +19,13 @@ use crate::journal::{Attachment, Entry, State};
 use npwg::plan::{DefaultRouteAction, Delegate, Plan, Role};
 use npwg::request::ETHERNET_LENGTH;
 
-/// What must change in a sandbox.
+/// Change that a sandbox needs.
 #[derive(Clone, Debug)]
 pub struct Change {
     /// Entry to write before the first effect: kept and added delegates in the new plan's order, then removed
     /// ones.
     pub entry: Entry,
-    /// How many delegates to keep or add; the delegates after them are removed.
+    /// Number of delegates to keep or add; the delegates after them are removed.
     pub wanted: usize,
     /// Networks that neither are added nor removed, each with the reason.
     pub refused: Vec<Error>,

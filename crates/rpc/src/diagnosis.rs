@@ -124,7 +124,7 @@ pub struct TraceStep {
     pub place: String,
     /// Whether packets pass here.
     pub verdict: Verdict,
-    /// What was found here.
+    /// Finding at this step.
     pub found: String,
     /// Next step; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -160,7 +160,7 @@ pub struct CaptureRequest {
     pub seconds: u64,
     /// Maximum file size in bytes; the capture ends when it is reached.
     pub bytes: u64,
-    /// How many bytes are captured from each frame.
+    /// Number of bytes to capture from each frame.
     pub snap_length: u32,
 }
 

@@ -55,7 +55,7 @@ pub enum FrameError {
     Io {
         /// `send` or `receive`.
         step: &'static str,
-        /// What the operating system reported.
+        /// Error that the operating system reported.
         cause: io::Error,
     },
     /// The message is larger than its kind may be.

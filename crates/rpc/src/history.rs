@@ -37,13 +37,13 @@ const DETAILS_MAX: usize = 500;
 const NETWORKS_MAX: usize = 16;
 const STAGES_MAX: usize = 24;
 
-/// What is recorded about a call or task.
+/// Record about a call or task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Record {
     /// When it started, in microseconds since 1970.
     pub time: u64,
-    /// How long it took, in microseconds.
+    /// Duration in microseconds.
     pub microseconds: u64,
     /// `ADD`, `DEL`, `CHECK`, `GC`; for a task `take-down`, `check`, `change`, `publish`, `update-policy` or
     /// `verify-policy`.
@@ -93,9 +93,9 @@ pub struct Stage {
     pub name: String,
     /// When it started, in microseconds after the call.
     pub began: u64,
-    /// How long it took, in microseconds.
+    /// Duration in microseconds.
     pub microseconds: u64,
-    /// How many plugins are above this one in the call chain.
+    /// Number of plugins above this one in the call chain.
     #[serde(skip_serializing_if = "is_zero")]
     pub depth: usize,
 }

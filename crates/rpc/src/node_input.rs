@@ -11,7 +11,7 @@ use npwg::definition::{Disk, Form, OnDisk};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// What a plan needs from the node: the meta-plugin's configuration and the networks on disk.
+/// Facts that a plan needs from the node: the meta-plugin's configuration and the networks on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeInput {

@@ -21,19 +21,19 @@ pub struct PlanRequest {
     pub container: ContainerId,
     /// The interface name that the container runtime chose.
     pub ifname: IfName,
-    /// What the plan needs from the node.
+    /// Facts that the plan needs from the node.
     pub node: NodeInput,
     /// When the runtime's call began, in microseconds since 1970, for traces.
     pub began: u64,
     /// Trace context in the runtime's call (`traceparent` in W3C Trace Context); empty if it passed none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trace_parent: String,
-    /// What the plan will be used for.
+    /// Purpose that the plan will be used for.
     #[serde(default, skip_serializing_if = "Purpose::is_attach")]
     pub purpose: Purpose,
 }
 
-/// What a plan will be used for.
+/// Purpose that a plan will be used for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Purpose {
@@ -64,7 +64,7 @@ pub struct PlanResponse {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanReport {
-    /// How long the whole call took up to the runtime's answer, including the plan, in microseconds.
+    /// Duration of the whole call up to the runtime's answer, including the plan, in microseconds.
     pub microseconds: u64,
     /// Attachments that were attempted, in order.
     pub attachments: Vec<AttachmentReport>,
@@ -88,7 +88,7 @@ pub struct AttachmentReport {
     pub steps: Vec<PluginCall>,
 }
 
-/// How one plugin call went.
+/// Outcome of one plugin call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginCall {
@@ -100,7 +100,7 @@ pub struct PluginCall {
     pub began: u64,
     /// Duration in microseconds, including the plugins that it called.
     pub microseconds: u64,
-    /// How many plugins are above it in the call chain: 0 for a plugin in the list, 1 for its IPAM plugin.
+    /// Number of plugins above it in the call chain: 0 for a plugin in the list, 1 for its IPAM plugin.
     pub depth: usize,
     /// Whether the call failed.
     pub failed: bool,

@@ -106,7 +106,7 @@ pub enum Certainty {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PollTasks {
-    /// What planning for a running pod needs from the node.
+    /// Facts that planning for a running pod needs from the node.
     pub node: NodeInput,
 }
 
@@ -123,7 +123,7 @@ pub struct TaskBatch {
     pub tasks: Vec<Task>,
 }
 
-/// How a task ended.
+/// Outcome of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskResult {
@@ -135,7 +135,7 @@ pub struct TaskResult {
     pub uid: String,
     /// Networks that a change attached and detached, in order.
     pub changes: Vec<NetworkChange>,
-    /// What a check found, which changed rules were restored, or why a change failed.
+    /// Findings from a check, changed rules that were restored, or the error from a change.
     pub error: Option<Error>,
     /// Interfaces with a finding, with changed rules, or whose update failed.
     pub wrong: Vec<IfName>,

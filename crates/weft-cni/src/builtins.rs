@@ -26,7 +26,7 @@ use plugins::ipam::static_address::Static;
 
 use crate::weft_ipam::WeftIpam;
 
-/// How the name of a hidden link begins that names a plugin.
+/// Prefix for a hidden link that names a plugin.
 pub const LINK_PREFIX: &str = ".weft-cni.";
 
 /// Program file name; the plugins' names are links to it.

@@ -23,7 +23,7 @@ pub struct Installation {
     pub directory: PathBuf,
     /// Names to install.
     pub names: Vec<Name>,
-    /// What to do if another project's plugin has one of these names.
+    /// Policy for another project's plugin that has one of these names.
     pub foreign: Foreign,
 }
 
@@ -65,7 +65,7 @@ impl Name {
     }
 }
 
-/// What to do if another project's plugin has one of the names.
+/// Policy for another project's plugin that has one of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// Fail before anything is changed.

@@ -1,4 +1,4 @@
-//! What a network namespace contains, for `weft-cni sandbox show`, and the objects with an owner tag, for
+//! Content of a network namespace, for `weft-cni sandbox show`, and the objects with an owner tag, for
 //! `sandbox owner-tags`.
 //!
 //! - Inventories can be compared: each is a list of sorted lines without state that changes by itself

@@ -16,7 +16,7 @@ use rpc::journal::ProgramFile;
 
 use crate::builtins;
 
-/// How the build id begins.
+/// Beginning of the build id.
 const BUILD_ID: &[u8] = b"weft-cni";
 /// Size that the header has, and an entry in the program header table.
 const HEADER: usize = 64;

@@ -19,7 +19,7 @@ use npwg::refusal::Refusal;
 use npwg::selection::{Annotation, Element, Reading};
 use serde_json::Value;
 
-/// How a placeholder's id begins; no device plugin uses it.
+/// Prefix for a placeholder's id; no device plugin uses it.
 const PLACEHOLDER: &str = "weft-placeholder-";
 /// Maximum number of placeholders for one resource: more than a pod can have networks.
 const DEVICES_MAX: u64 = 256;

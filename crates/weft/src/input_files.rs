@@ -30,11 +30,11 @@ pub(crate) struct File {
     pub(crate) path: PathBuf,
     /// File text.
     pub(crate) text: String,
-    /// What it contains.
+    /// Kind of content.
     pub(crate) kind: Kind,
 }
 
-/// What a file contains.
+/// Kind of content in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Kubernetes objects.

@@ -29,7 +29,7 @@ use cli_support::privilege;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Contents, WeftCni};
 
-/// How namespaces that `weft attach` creates are named at the beginning.
+/// Prefix for namespaces that `weft attach` creates.
 pub(crate) const NAMESPACE: &str = "weft-";
 
 /// Links that the kernel creates in every network namespace, each with its kind.

@@ -36,7 +36,7 @@ const NAMES: [&str; 2] = ["weft", "multus"];
 /// Extension that Cilium appends to other plugins' configurations (`cni.exclusive`).
 const CILIUM_EXTENSION: &str = "cilium_bak";
 
-/// What messages call the built-in configuration.
+/// Name that messages use for the built-in configuration.
 const BUILT_IN: &str = "the built-in default network";
 /// Configuration for `weft attach` on a machine without one: a bridge, as in the demo.
 const BUILT_IN_LIST: &str = r#"{"cniVersion":"1.0.0","name":"weft-trial","plugins":[{"type":"weft","delegates":[

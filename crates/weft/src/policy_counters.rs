@@ -62,8 +62,8 @@ pub(crate) struct PolicyCounters {
 #[derive(Debug, Default)]
 pub(crate) struct ReadCounts {
     pub(crate) counts: Vec<PolicyCount>,
-    /// How many attachments' counters were not read: the rules are gone, a pod added too many to them, or the
-    /// node has more than are read at once.
+    /// Number of attachments whose counters were not read: the rules are gone, a pod added too many to them,
+    /// or the node has more than are read at once.
     pub(crate) unread: usize,
 }
 

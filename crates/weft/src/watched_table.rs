@@ -24,7 +24,7 @@ pub(crate) struct Watch {
 /// Rows that were printed.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchedTable {
-    /// How many columns at the beginning name a row's subject.
+    /// Number of columns at the beginning that name a row's subject.
     subject: usize,
     /// Column that changes by itself.
     clock: usize,

@@ -12,7 +12,7 @@ use cli_support::failure::{Exit, Failure};
 
 /// Maximum file size, in bytes.
 const FILE_MAX: u64 = 1 << 20;
-/// What weft's own file contains: the rules, and the cloud.
+/// Content of weft's own file: the rules, and the cloud.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {

@@ -60,7 +60,7 @@ pub(crate) enum ConfError {
         section: String,
         /// Key name.
         key: String,
-        /// What the file says.
+        /// Value in the file.
         text: String,
     },
     /// A value is not a number.
@@ -70,7 +70,7 @@ pub(crate) enum ConfError {
         section: String,
         /// Key name.
         key: String,
-        /// What the file says.
+        /// Value in the file.
         text: String,
     },
     /// A value names a Kuryr driver that weft does not support.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// How an operation on a pod's ports can end.
+/// Possible outcomes for an operation on a pod's ports.
 const OPERATIONS: [&str; 4] = ["allocated", "activated", "released", "failed"];
 
-/// How many operations ended in each way.
+/// Number of operations by outcome.
 pub(crate) type Operations = BTreeMap<&'static str, u64>;
 
 /// Figures at scrape time.
@@ -14,13 +14,13 @@ pub(crate) type Operations = BTreeMap<&'static str, u64>;
 pub(crate) struct NeutronFigures {
     /// Whether this controller holds the Lease.
     pub(crate) leads: bool,
-    /// How many requests were sent to OpenStack.
+    /// Number of requests to OpenStack.
     pub(crate) requests: u64,
-    /// How many unused ports the pools have.
+    /// Number of unused ports in the pools.
     pub(crate) pool_ports: usize,
-    /// How many pods have Neutron ports.
+    /// Number of pods with Neutron ports.
     pub(crate) pods: usize,
-    /// How many pods have ports that are not all ACTIVE yet.
+    /// Number of pods with ports that are not all ACTIVE yet.
     pub(crate) pending: usize,
 }
 

@@ -44,7 +44,7 @@ const NODE: &str = "weft-node=";
 const SUBPORT: &str = "trunk:subport";
 /// Neutron extension that accepts tags in the request that creates a port.
 const TAGS_AT_ONCE: &str = "tag-ports-during-bulk-creation";
-/// How long a subnet is cached: longer than a burst of pods, but short enough for a changed subnet.
+/// Time for which a subnet is cached: longer than a burst of pods, but short enough for a changed subnet.
 const SUBNET_AGE: Duration = Duration::from_secs(300);
 
 /// Port allocator, shared by all pods.

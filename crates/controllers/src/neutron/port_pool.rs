@@ -52,7 +52,7 @@ struct Taken {
     pod: Option<String>,
 }
 
-/// Who uses a port, as written on pods.
+/// User of a port, as written on pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     /// The pod with this uid.
@@ -61,7 +61,7 @@ pub(crate) enum User {
     Uncertain,
 }
 
-/// What happened to a returned port.
+/// Outcome for a returned port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReturnOutcome {
     /// The port is in its pool again.

@@ -47,7 +47,7 @@ use kube_support::health::HealthStatus;
 use kube_support::kuryr::VifLocation;
 use kube_support::resources::DefinitionObject;
 
-/// How many pods are worked on concurrently.
+/// Number of pods that are worked on concurrently.
 const PARALLEL: usize = 8;
 /// Interval between reconciliations if nothing changes.
 const IDLE: Duration = Duration::from_secs(5);
@@ -101,7 +101,7 @@ struct Case {
     since: Instant,
 }
 
-/// What a pod's requests are computed from: its annotations, and the definitions' version.
+/// Facts that a pod's requests are computed from: its annotations, and the definitions' version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RequestInputs {
     selection: [Option<String>; 2],

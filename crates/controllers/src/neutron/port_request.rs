@@ -41,7 +41,7 @@ pub(crate) struct PortRequest {
     pub(crate) mac: Option<String>,
 }
 
-/// What Kuryr's annotation on a definition contains.
+/// Content of Kuryr's annotation on a definition.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Config {
@@ -81,12 +81,12 @@ pub(crate) enum RequestError {
     Definition {
         /// Definition with the annotation.
         network: NetworkReference,
-        /// What is wrong in the annotation.
+        /// Error in the annotation.
         error: ConfigError,
     },
 }
 
-/// What is wrong in Kuryr's annotation on a definition.
+/// Error in Kuryr's annotation on a definition.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     /// The annotation is too large.

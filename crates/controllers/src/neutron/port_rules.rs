@@ -76,7 +76,7 @@ pub(crate) struct Pool {
     pub(crate) min: usize,
     /// Maximum number of ports in a pool; 0 means no limit.
     pub(crate) max: usize,
-    /// How many ports are created in one request.
+    /// Number of ports to create in one request.
     pub(crate) batch: usize,
 }
 

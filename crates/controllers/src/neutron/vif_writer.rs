@@ -47,7 +47,7 @@ pub(crate) enum WriteError {
         kind: String,
         /// Finalizer name.
         finalizer: String,
-        /// What the API server or the client reported.
+        /// Error that the API server or the client reported.
         error: kube::Error,
     },
 }

@@ -79,7 +79,7 @@ pub(crate) enum ServiceError {
     Network {
         /// Item in the annotation.
         item: String,
-        /// What is wrong with the name.
+        /// Reason why the name is invalid.
         fault: String,
     },
     /// There are too many networks.
@@ -95,7 +95,7 @@ pub(crate) enum ServiceError {
     Label {
         /// Item in the annotation.
         item: String,
-        /// What is wrong with the label.
+        /// Reason why the label is invalid.
         fault: &'static str,
     },
     /// There are too many labels.

@@ -42,11 +42,11 @@ pub(crate) struct Service {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// What the Service requests; none without the annotation, or while it is being deleted.
+    /// Request on the Service; none without the annotation, or while it is being deleted.
     pub(crate) request: Option<NetworkRequest>,
 }
 
-/// What a Service requests: the networks whose addresses to publish.
+/// Request on a Service: the networks whose addresses to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NetworkRequest {
     /// Value in the annotation [`SERVICE_NETWORK`].

@@ -25,7 +25,7 @@ const ENDPOINTS_MAX: usize = 100;
 /// Label on slices for headless Services, as Kubernetes' own controller sets it.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// What to write.
+/// Change to make with one write.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SliceChange {
     /// Create the slice.

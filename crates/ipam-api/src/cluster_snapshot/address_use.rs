@@ -25,7 +25,7 @@ pub(crate) struct AddressUse<'a> {
     pub(crate) lessor: Option<Lessor<'a>>,
 }
 
-/// Who holds the object that contains an address.
+/// Holder of the object that contains an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lessor<'a> {
     /// Node; empty: none.
@@ -38,7 +38,7 @@ pub(crate) struct Lessor<'a> {
     pub(crate) is_shared: bool,
 }
 
-/// How certain it is that an address comes from a pool, best first.
+/// Certainty that an address comes from a pool, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
     Pod,

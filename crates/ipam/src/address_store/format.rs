@@ -10,7 +10,7 @@ use crate::block_lease::{BlockLease, BlockState};
 use crate::number::{Family, number};
 use crate::pool_layout::{address_count, offset_of};
 
-/// How the file begins.
+/// First bytes in the file.
 pub(super) const MAGIC: &[u8; 16] = b"weft-ipam 3\n\0\0\0\0";
 /// Where the boot id is in the preface.
 pub(super) const BOOT: std::ops::Range<usize> = 16..80;

@@ -15,7 +15,7 @@ pub(super) const FREE: Hint = [0; 2];
 pub(super) const HINT: usize = size_of::<Hint>();
 /// The number 1 in each of the four hints in a word.
 const EACH: u64 = 0x0001_0001_0001_0001;
-/// How many hints are searched together.
+/// Number of hints that are searched together.
 const BATCH: usize = 64;
 
 /// Returns an owner's hint.

@@ -20,13 +20,13 @@ use crate::join::join_all;
 use crate::lease_message::AllocationKind;
 use crate::registry::{Registry, RegistryError};
 
-/// How many requests wait for an answer at a time.
+/// Number of requests that wait for an answer at a time.
 const WAVE: usize = 4;
-/// How many objects are read at the same time.
+/// Number of objects that are read at the same time.
 const READS: usize = 2 * WAVE;
-/// How many checks a request without an answer may delay others.
+/// Number of checks during which a request without an answer may delay others.
 const PATIENT_CHECKS: u32 = 2;
-/// How many checks there are in all.
+/// Total number of checks.
 const CHECKS_MAX: u32 = 64;
 
 /// Blocks in whose objects a request is written, with the addresses in each request.

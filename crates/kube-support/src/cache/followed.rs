@@ -25,13 +25,13 @@ pub(super) trait FollowedCache: Send + Sync {
 pub struct CacheState {
     /// Kind name.
     pub kind: &'static str,
-    /// How many objects there are.
+    /// Number of objects.
     pub objects: usize,
     /// Whether a complete list was read.
     pub is_synced: bool,
     /// Time since the cache was current, or since it was first requested; zero while it is current.
     pub age: Duration,
-    /// How many lists and watches failed.
+    /// Number of lists and watches that failed.
     pub failures: u64,
     /// Reason why it is not current.
     pub why: Option<String>,

@@ -41,7 +41,7 @@ struct State {
     request: Phase,
 }
 
-/// How far the last list request is.
+/// Progress in the last list request.
 #[derive(Debug)]
 enum Phase {
     /// It was not sent, or is complete.

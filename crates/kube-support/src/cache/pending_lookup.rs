@@ -14,7 +14,7 @@ use crate::resources::Key;
 pub struct PendingLookup<'a, T: PartialEq> {
     cache: &'a Cache<T>,
     key: Key,
-    /// How many events about the object there were when the lookup began.
+    /// Number of events about the object when the lookup began.
     events: u64,
 }
 

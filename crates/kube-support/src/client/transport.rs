@@ -37,10 +37,10 @@ use cli_support::failure::Failure;
 
 /// Timeout for a connection, including the TLS handshake.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// How many idle connections are kept for requests, and for how long. If all connections die at once, a Lease
-/// must still be renewed over a new one in time: each dead one costs an attempt.
+/// Number of idle connections kept for requests, and the time for which they are kept. If all connections die
+/// at once, a Lease must still be renewed over a new one in time: each dead one costs an attempt.
 const IDLE: (usize, Duration) = (2, Duration::from_secs(20));
-/// How many HTTP/2 connections watches share. A server may allow 100 streams on each.
+/// Number of HTTP/2 connections that watches share. A server may allow 100 streams on each.
 const WATCH_CONNECTIONS: usize = 4;
 /// Silence after which a watch connection is pinged, and the time to answer. A dead one ends within their
 /// sum.
@@ -49,7 +49,7 @@ const PING: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs
 const PROBES: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 /// Time for which sent data may stay without acknowledgement.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
-/// How often a request that an overloaded server rejects is retried, and the pauses before.
+/// Number of retries if an overloaded server rejects a request, and the pauses before.
 const RETRIES: u32 = 2;
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 

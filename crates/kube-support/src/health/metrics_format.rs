@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// How the metrics page is written.
+/// Format for the metrics page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MetricsFormat {
     OpenMetrics,

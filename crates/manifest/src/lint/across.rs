@@ -22,7 +22,7 @@ use npwg::selection::{Annotation, Reading};
 use policy_selectors::PolicySelectors;
 use selecting_pod::SelectingPod;
 
-/// What is kept from each file for the comparison.
+/// Facts that are kept from each file for the comparison.
 #[derive(Debug, Default)]
 pub struct Across {
     /// Where each name is first defined.

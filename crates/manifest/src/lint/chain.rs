@@ -21,7 +21,7 @@ const LIST_KEYS: &[&str] =
 
 /// Configuration to check.
 pub(super) struct Subject<'a> {
-    /// What messages call it.
+    /// Name in messages.
     pub(super) name: &'a str,
     /// Name of the definition that contains it.
     pub(super) owner: Option<&'a str>,

@@ -10,9 +10,9 @@ const TRIALS_MAX: usize = 64;
 /// Edit to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
-    /// What to replace.
+    /// Span to replace.
     pub span: Span,
-    /// What to write there.
+    /// Content to write there.
     pub replacement: String,
 }
 

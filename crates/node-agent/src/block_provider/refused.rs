@@ -23,7 +23,7 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 /// Time after which the registry is read again before a refusal: another node may be giving up an address.
 pub(super) const AGAIN: Duration = Duration::from_millis(600);
-/// How long a refused request is remembered, longer than the pause between a kubelet's attempts.
+/// Time for which a refused request is remembered, longer than the pause between a kubelet's attempts.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Maximum number of requests that are remembered for a store.
 const REQUESTS_MAX: usize = 16;
@@ -68,7 +68,7 @@ impl Refusal {
 #[derive(Default)]
 pub(crate) struct RefusedNodes {
     requests: Mutex<BTreeMap<String, Vec<RefusedRequest>>>,
-    /// How often an address became free in a store with such requests.
+    /// Number of times that an address became free in a store with such requests.
     freed: Sender<u64>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct RefusedNodes {
 pub(crate) struct RefusedRequest {
     /// Object that contained the request, without it.
     pub(crate) asked: OwnedBlock,
-    /// What was requested.
+    /// Request as it arrived.
     pub(crate) request: TransferRequest,
     at: Instant,
     is_due: bool,

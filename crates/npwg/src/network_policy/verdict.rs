@@ -27,7 +27,7 @@ pub struct PolicyRuleReference {
     pub rule: usize,
 }
 
-/// What one end decides about a connection.
+/// Decision that one end makes about a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Decision {

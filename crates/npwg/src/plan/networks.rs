@@ -32,7 +32,7 @@ pub(super) struct Collected {
     pub(super) refused: Vec<RefusedNetwork>,
     /// Interface names that these request.
     pub(super) reserved: Vec<IfName>,
-    /// How many networks there are, including those that cannot be attached.
+    /// Number of networks, including those that cannot be attached.
     pub(super) count: usize,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Draft {
     pub(super) index: usize,
     /// Plugins to execute.
     pub(super) network: Network,
-    /// What messages call it.
+    /// Name in messages.
     pub(super) subject: String,
     /// Device-plugin resource that an attachment uses.
     pub(super) resource: Option<String>,

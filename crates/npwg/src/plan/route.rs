@@ -23,7 +23,7 @@ use crate::rule::Rule;
 /// Metric for the most preferred among several gateways.
 const FIRST_METRIC: u32 = 100;
 
-/// What happens to the default routes on one attachment's interface after every network is attached.
+/// Change to the default routes on one attachment's interface, made after every network is attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum DefaultRouteAction {

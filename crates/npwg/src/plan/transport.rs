@@ -114,7 +114,7 @@ impl Channels {
     }
 }
 
-/// What one element requests, and the values to fill in.
+/// Requests in one element, and the values to fill in.
 struct Requests<'a> {
     asked: &'a Asked,
     policy: IpRequestPolicy,

@@ -13,7 +13,7 @@ use crate::plan::{Decision, Delegate, Plan};
 use crate::refusal::{Fault, Refusal};
 use crate::rule::Rule;
 
-/// What the decision about an attachment that policies select is called.
+/// Name for the decision about an attachment that policies select.
 pub const ISOLATED: &str = "isolated";
 /// Maximum size ([`encoded_size`]) of all policies for a pod: messages and journal entries are limited.
 pub const POD_POLICIES_MAX: usize = 8 << 20;

@@ -23,7 +23,7 @@ pub(super) struct Wrong {
     pub(super) reason: String,
 }
 
-/// What a reader returns.
+/// Value that a reader returns, or the reason why there is none.
 pub(super) type Read<T> = Result<T, Wrong>;
 
 fn wrong<T>(path: &KeyPath, value: &Value, reason: impl Into<String>) -> Read<T> {

@@ -18,7 +18,7 @@ use plugin_support::failure::OrRefused;
 
 /// Interface in the container: recorded and present state.
 pub struct Inside {
-    /// What prevResult says about it.
+    /// Entry in prevResult.
     pub recorded: Interface,
     /// Link in the container.
     pub link: Link,

@@ -21,10 +21,10 @@ use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use crate::interface::expect_no_link;
 
-/// How many names are tried for the host end.
+/// Number of names to try for the host end.
 const TRIES: u32 = 10;
 
-/// What the pair should be like.
+/// Properties that the pair should have.
 pub struct Veth<'a> {
     /// Name at the container's end.
     pub container_name: &'a str,

@@ -42,7 +42,7 @@ pub struct HostLocal;
 
 const NAME: &str = "host-local";
 
-/// How many addresses are tried one by one before the directory is read.
+/// Number of addresses that are tried one by one before the directory is read.
 const TRIES: usize = 16;
 
 // === impl Plugin ===

@@ -25,7 +25,7 @@ use crate::meta_plugin::namespace;
 const LINE_MAX: usize = 16 << 10;
 /// Most bytes that a frame can have: the kernel joins packets up to this size.
 const FRAME_MAX: usize = 65_550;
-/// How many frames are captured between two looks for the end of stdin.
+/// Number of frames between two looks for the end of stdin.
 const LOOK: u64 = 256;
 /// pcap magic number for times in microseconds, and the format version.
 const MAGIC: u32 = 0xa1b2_c3d4;

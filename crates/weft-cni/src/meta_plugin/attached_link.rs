@@ -21,7 +21,7 @@ use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use rpc::journal::{AttachedLink, Entry};
 
-/// How an attachment's interface is removed from a running sandbox.
+/// Way in which an attachment's interface is removed from a running sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Removal {
     /// The plugin removes the end on the host, and the kernel the one in the sandbox.

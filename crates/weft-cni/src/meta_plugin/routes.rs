@@ -26,7 +26,7 @@ use plugin_support::failure::OrRefused;
 pub(super) struct Attached<'a> {
     /// Delegate in the plan.
     pub(super) delegate: &'a Delegate,
-    /// What the plugins returned.
+    /// Result that the plugins returned.
     pub(super) result: &'a mut Success,
     /// Whether the result was changed.
     pub(super) changed: bool,

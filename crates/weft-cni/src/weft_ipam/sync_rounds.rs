@@ -49,7 +49,7 @@ pub(super) fn settle(store: &File, owners: &File, directory: &Path) -> io::Resul
     }
 }
 
-/// What a shared synchronization achieved.
+/// Result of a shared synchronization.
 enum Shared {
     /// A round by this or another call covers the writes.
     Synced(io::Result<()>),

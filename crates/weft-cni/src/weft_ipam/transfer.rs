@@ -36,7 +36,7 @@ pub const FREE: &str = "--free";
 /// Option in place of a journal: releases the address whatever container has it.
 pub const FORCE: &str = "--force";
 
-/// How a release ended.
+/// Outcome of a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseOutcome {
     /// The address is reserved for the transfer, or the lease is marked as unconfirmed.

@@ -39,7 +39,7 @@ pub(crate) const NAME: &str = "cnitool";
 const CONFIGURATION: &str = "/etc/cni/net.d";
 const IFNAME: &str = "eth0";
 
-/// How many bytes from the hash over the namespace path a container ID has.
+/// Number of bytes from the namespace path's hash that a container ID has.
 const ID_BYTES: usize = 10;
 
 #[derive(Debug, Parser)]

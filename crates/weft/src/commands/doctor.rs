@@ -82,9 +82,9 @@ pub(crate) struct Arguments {
 struct Finding {
     /// Subject: `configuration`, `journal`, a sandbox, a link.
     what: String,
-    /// What is wrong.
+    /// Fault, with its place and reason.
     why: String,
-    /// What to do about it.
+    /// Hint how to solve it.
     cure: String,
 }
 
@@ -98,9 +98,9 @@ impl Finding {
 #[derive(Debug, Default)]
 struct Diagnosis {
     findings: Vec<Finding>,
-    /// How many sandboxes the journal has.
+    /// Number of sandboxes in the journal.
     sandboxes: usize,
-    /// How many calls failed within the last hour.
+    /// Number of calls that failed within the last hour.
     failures: usize,
     /// Checks that this place does not allow, with the line that runs them; empty: none.
     unchecked: String,

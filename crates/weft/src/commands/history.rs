@@ -21,7 +21,7 @@ use cli_support::terminal::plain;
 use cli_support::timestamp;
 use node_support::history::History;
 
-/// How wide the bars in a timeline are, in characters.
+/// Width that the bars in a timeline have, in characters.
 const BARS: u64 = 40;
 
 /// Arguments of `weft history`.

@@ -32,10 +32,10 @@ use cni::name::IfName;
 
 /// UDP port that the probes use.
 const PORT: u16 = 9469;
-/// How many small packets are sent to an address. The first ones may be lost while duplicate address
+/// Number of small packets to send to an address. The first ones may be lost while duplicate address
 /// detection runs for an IPv6 address, or while a bridge learns its ports.
 const SMALL_ATTEMPTS: u64 = 12;
-/// How many large packets are sent to an address.
+/// Number of large packets to send to an address.
 const LARGE_ATTEMPTS: u64 = 3;
 /// Timeout for one reply.
 const REPLY_MAX: Duration = Duration::from_millis(500);

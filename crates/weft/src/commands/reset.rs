@@ -35,7 +35,7 @@ use cli_support::terminal::plain;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Plugins, WeftCni};
 
-/// How directories begin that `weft attach` makes; the second one before it is complete.
+/// Prefixes for directories that `weft attach` makes; the second one before it is complete.
 const SCRATCH: [&str; 2] = ["weft-attach-", ".weft-attach-"];
 /// Bridge for the built-in default network, which no DEL removes.
 const BRIDGE: &str = "weft0";
@@ -77,7 +77,7 @@ struct Leftover {
     sandbox: Option<(JournalHandle, Box<Entry>)>,
 }
 
-/// What kind of leftover it is.
+/// Kind of leftover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Kind {
@@ -87,7 +87,7 @@ enum Kind {
     Directory,
 }
 
-/// What happened to it.
+/// Outcome of the removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum RemovalState {

@@ -40,9 +40,9 @@ use targets::TestedNetwork;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between two looks at the Events about pods that do not start.
 const EVENTS_INTERVAL: Duration = Duration::from_secs(2);
-/// How many cases run at the same time.
+/// Number of cases that run at the same time.
 const CONCURRENT: usize = 8;
-/// How long pods may outlive their case's timeout, in seconds.
+/// Time by which pods may outlive their case's timeout, in seconds.
 const SPARE: u64 = 30;
 /// Timeout for the removal.
 const REMOVAL_MAX: Duration = Duration::from_secs(90);

@@ -26,7 +26,7 @@ use crate::neutron::port_pool::User;
 use kube_support::api_error;
 use kube_support::kuryr::{KuryrPort, Unread, VifLocation};
 
-/// What happens to orphaned ports.
+/// Treatment that orphaned ports get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Orphans {
     /// They are deleted.

@@ -30,7 +30,7 @@ pub(super) struct PortRequests {
     pub(super) ignored: Vec<String>,
 }
 
-/// How an attempt ended.
+/// Outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tried {
     /// The pod has the ports that it requests.

@@ -17,15 +17,15 @@ pub(super) struct SelectingPod {
     pub(super) pod: Pod,
     /// Object kind in the file.
     pub(super) kind: String,
-    /// How many pods the object runs at the same time.
+    /// Number of pods that the object runs at the same time.
     pub(super) instances: Instances,
-    /// What the annotation contains.
+    /// Content of the annotation.
     pub(super) reading: Reading,
     annotation: Seen,
     elements: BTreeMap<usize, Seen>,
 }
 
-/// How many pods an object runs at the same time.
+/// Number of pods that an object runs at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Instances {
     /// As many as the object says.

@@ -24,7 +24,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// Allow-list on the node.
 #[derive(Debug)]
 pub struct Allowlist {
-    /// What the file contains; none without a file.
+    /// Content of the file; none without a file.
     text: Option<String>,
 }
 

@@ -105,7 +105,7 @@ fn is_abandoned(path: &Path) -> bool {
     matches!(age, Ok(Ok(age)) if age > ABANDONED)
 }
 
-/// What a backup file contained before, to restore if the change fails.
+/// Previous content of a backup file, to restore if the change fails.
 #[derive(Debug)]
 #[must_use]
 pub struct PreviousBackup {

@@ -22,7 +22,7 @@ const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
 /// Kernel drivers that hand a device to a userspace program.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// What the search for a device found.
+/// Result of the search for a device.
 pub(super) enum FoundDevice {
     /// Interface to move.
     Link(Box<Link>),

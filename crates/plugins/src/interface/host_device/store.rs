@@ -30,7 +30,7 @@ const FILE_MAX: u64 = 16 << 10;
 /// Record file on disk.
 #[derive(Debug)]
 pub(super) struct StoredRecord {
-    /// What the file contains.
+    /// Content of the file.
     pub record: Record,
     /// Whether an ADD is moving the device now.
     pub is_leaving: bool,

@@ -27,7 +27,7 @@ use sha2::{Digest, Sha512};
 
 use super::owner::Owner;
 
-/// How far the directory's modification time is set back: more than the kernel clock's resolution.
+/// Time by which the directory's modification time is set back: more than the kernel clock's resolution.
 const BACKDATED: Duration = Duration::from_secs(1);
 
 /// Minimum number of reservations for an index.

@@ -5,7 +5,7 @@
 //! space around it is ignored.
 //!
 //! An empty file is left if a kill, a full disk or a power failure came between the creation and the write.
-//! Such an address was never returned to a caller. Whoever reads a file holds the lock, so no other process
+//! Such an address was never returned to a caller. The process that reads a file holds the lock, so no other process
 //! is about to write it. Content with a NUL has the same origin: some file systems pad with NULs after a
 //! power failure.
 //!
@@ -19,7 +19,7 @@ const DIVIDER: &str = "\r\n";
 /// Maximum size that a plugin writes, in bytes: two names and the separator.
 pub const CONTENT_MAX: usize = 1024;
 
-/// Who holds an address.
+/// Holder of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// Container id.
@@ -28,7 +28,7 @@ pub struct Owner {
     pub ifname: Option<String>,
 }
 
-/// What a reservation's file contains.
+/// Content of a reservation's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The address is allocated.

@@ -49,7 +49,7 @@ const ADDRESS_MAX: u64 = 64;
 
 /// Timeout for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the lock is tried before another thread waits for it.
+/// Number of attempts to take the lock before another thread waits for it.
 const ATTEMPTS: usize = 20;
 
 /// Directory with reservations, locked as long as this value lives.

@@ -13,9 +13,9 @@ use rpc::diagnosis::{FrameFilter, FrameProtocol};
 
 use super::Pod;
 
-/// How many echo requests are sent, if none is answered.
+/// Number of echo requests to send, if none is answered.
 const PINGS: u64 = 3;
-/// How many header bytes are compared.
+/// Number of header bytes that are compared.
 const HEADERS: usize = 128;
 /// Maximum number of captured packets that are compared.
 const CAPTURED_MAX: usize = 10_000;
@@ -32,7 +32,7 @@ pub(super) struct Probe {
     pub(super) tcp: Option<u16>,
 }
 
-/// How a probe ended.
+/// Outcome of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Replied(Duration),

@@ -13,16 +13,16 @@ pub(crate) const TABLE: &str = "weft-policy";
 /// Base chain for arriving packets.
 pub(super) const ARRIVAL: &str = "prerouting";
 
-/// How long the part of an id is that names the journal. It begins with a letter, as `nft` requires in names.
+/// Length that the journal's part in an id has. It begins with a letter, as `nft` requires in names.
 const JOURNAL_LENGTH: usize = 9;
-/// How long the part of an id is that names the attachment in the journal.
+/// Length that the attachment's part in an id has.
 const ATTACHMENT_LENGTH: usize = 16;
 
 /// Journal in chain and set names: two on one node must not remove each other's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JournalId(String);
 
-/// What identifies an attachment in the names of its chains and sets.
+/// Id that stands for an attachment in the names of its chains and sets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct AttachmentId(String);
 

@@ -1,4 +1,4 @@
-//! What the demo runs: the built-in files from `examples/`, or the given files.
+//! Inputs for the demo: the built-in files from `examples/`, or the given files.
 
 use std::path::PathBuf;
 

@@ -12,7 +12,7 @@ use cli_support::interrupt::Interrupt;
 use cli_support::table;
 use cli_support::terminal::plain;
 
-/// How many attempts are made. The first may fail while duplicate address detection runs for an IPv6 address.
+/// Number of attempts. The first may fail while duplicate address detection runs for an IPv6 address.
 const ATTEMPTS: usize = 3;
 
 /// Source and destination for a ping.

@@ -31,7 +31,7 @@ const CACHED_ADDRESSES: &str = "/run/weft/host-local/";
 /// Maximum number of files.
 const FILES_MAX: usize = 100_000;
 
-/// What the machine looks like at one time.
+/// State of the machine at one time.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     contents: Contents,

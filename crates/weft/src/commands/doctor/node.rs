@@ -34,7 +34,7 @@ const CLOCK_MAX: u64 = 300;
 /// Time before which no node's clock can be, in seconds since 1970: 2025-01-01.
 const CLOCK_MIN: u64 = 1_735_689_600;
 
-/// How much of a file system is free, and how much there is.
+/// Free space in a file system, and its total size.
 #[derive(Clone, Copy, Debug)]
 struct Space {
     free_bytes: u64,

@@ -47,7 +47,7 @@ struct Labels {
     network: String,
 }
 
-/// What a metric's value is.
+/// Function that returns a metric's value.
 type Field = fn(&InterfaceCounters) -> u64;
 
 /// Metrics for an interface: name, help, value.

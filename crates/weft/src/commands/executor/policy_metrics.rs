@@ -18,7 +18,7 @@ const SERIES_MAX: usize = 4096;
 /// Maximum number of counters for allowed packets with series for an attachment.
 const ALLOWED_MAX: usize = 64;
 
-/// What a metric's value is.
+/// Function that returns a metric's value.
 type Field = fn(&PolicyCount) -> u64;
 
 /// Metrics: name, help, whether the packets were allowed, value. Those for allowed packets have a policy.

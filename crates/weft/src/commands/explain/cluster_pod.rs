@@ -25,9 +25,9 @@ use kube_support::api_error;
 use kube_support::custom_resources::{NetworkAttachmentDefinition, WeftNode};
 use kube_support::resources::PodObject;
 
-/// How many definitions one response from the API server has.
+/// Number of definitions in one response from the API server.
 const PAGE: u32 = 500;
-/// What the default network is called if no agent has reported its name.
+/// Name for the default network if no agent has reported it.
 const UNKNOWN: &str = "default-network";
 
 /// Returns this machine's configuration if pods are read from the API server, and whether they are.

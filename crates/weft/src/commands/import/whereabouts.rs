@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// What the cluster has, as read once.
+/// Objects in the cluster, as read once.
 struct ClusterState {
     snapshot: ClusterSnapshot,
     records: Vec<Allocation>,

@@ -44,7 +44,7 @@ struct StoreDocument<'a> {
     store: &'a str,
     kind: &'static str,
     networks: Vec<NetworkDocument<'a>>,
-    /// How many addresses the networks may allocate here, as a string; absent if no ADD recorded it.
+    /// Number of addresses that the networks may allocate here, as a string; absent if no ADD recorded it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usable: Option<String>,
     held: u64,
@@ -62,7 +62,7 @@ struct NetworkDocument<'a> {
     quarantine: u64,
 }
 
-/// Who holds an address in a store.
+/// Holder of an address in a store.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StoreHolder {

@@ -35,7 +35,7 @@ struct PoolDocument<'a> {
     network_name: &'a str,
     #[serde(flatten)]
     status: IPPoolStatus,
-    /// How many addresses can be allocated, as a string.
+    /// Number of addresses that can be allocated, as a string.
     usable_addresses: String,
     free_addresses: String,
     quarantined_addresses: u64,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use ipam_api::clock::now;
 use node_support::address_store::Window;
 
-/// How wide a bar is, in characters.
+/// Width of a bar, in characters.
 const BAR: usize = 20;
 
 /// Quarantine for a network that is not known, in milliseconds.

@@ -28,7 +28,7 @@ pub(super) struct Case {
     progress: CaseProgress,
 }
 
-/// How far a case is.
+/// Progress in a case.
 #[derive(Clone, Debug)]
 enum CaseProgress {
     /// Nothing is created.
@@ -41,7 +41,7 @@ enum CaseProgress {
     Ended(Box<Outcome>),
 }
 
-/// How a case ended: its document, and a row in the table.
+/// Outcome of a case: its document, and a row in the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Outcome {
@@ -65,7 +65,7 @@ pub(super) enum Verdict {
     Failed,
 }
 
-/// What a case does next.
+/// Next action in a case.
 #[derive(Debug)]
 pub(super) enum Action<'a> {
     Wait,

@@ -23,7 +23,7 @@ use kube_support::resources::PodObject;
 
 /// Label on all runs' pods; its value is the run's token.
 pub(super) const RUN: &str = "weft.dev/test";
-/// How pod names begin.
+/// Prefix for pod names.
 pub(super) const PREFIX: &str = "weft-test-";
 /// Annotation that tells when a run ends, in seconds since 1970.
 const EXPIRES: &str = "weft.dev/test-expires";
@@ -35,7 +35,7 @@ pub(super) const INTERFACE: &str = "net1";
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// User and group that the pods run as.
 const USER: u32 = 65532;
-/// How often a network's plugins may fail before they are not waited for any more.
+/// Number of times that a network's plugins may fail before they are not waited for any more.
 const ATTEMPTS: u32 = 4;
 /// Grace period for the pods, in seconds.
 const GRACE: u32 = 2;
@@ -101,7 +101,7 @@ struct Explained {
     message: String,
 }
 
-/// How far a pod is, as far as a test depends on it.
+/// State of a pod, as far as a test depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PodState {
     /// It has not started. The text says why, as far as it is known.

@@ -32,7 +32,7 @@ use super::BaseChains;
 const CHAIN: &str = "tracking";
 /// Comment on its rules.
 const COMMENT: &str = "addresses of isolated pods";
-/// How many rules it has.
+/// Number of rules.
 const RULES: usize = 4;
 /// Comment on a link's elements that other attachments have, too.
 const SHARED: &str = "shared link";

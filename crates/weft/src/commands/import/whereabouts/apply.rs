@@ -19,13 +19,12 @@ use ipam_api::ip_objects::PoolObject;
 use ipam_api::{cluster_snapshot, imported_addresses, pool_lookup};
 use kube_support::api_error;
 
-/// How many failures in a row are tolerated before no further address is tried: each may take a request's
-/// timeout.
+/// Number of failures in a row before no further address is tried: each may take a request's timeout.
 const FAILURES_MAX: usize = 3;
-/// How often a pool that is changed concurrently is tried.
+/// Number of attempts to change a pool that is changed concurrently.
 const ATTEMPTS: usize = 5;
 
-/// What one run has done so far.
+/// Progress in one run.
 struct ImportRun<'a> {
     client: &'a Client,
     state: &'a ClusterState,

@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use kube_support::api_error;
 use serde_json::Value;
 
-/// How many objects a page has.
+/// Number of objects in a page.
 const PAGE: u32 = 500;
 /// Address managers whose pools are imported, or hold imported addresses.
 const TYPES: [&str; 2] = ["whereabouts", "weft-ipam"];

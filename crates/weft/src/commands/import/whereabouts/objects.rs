@@ -16,7 +16,7 @@ use kube_support::api_error;
 use serde::Serialize;
 use serde_json::Value;
 
-/// How many objects a page has.
+/// Number of objects in a page.
 const PAGE: u32 = 500;
 
 /// Address that whereabouts allocated.

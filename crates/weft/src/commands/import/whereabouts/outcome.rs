@@ -1,4 +1,4 @@
-//! What the import does with each address: the plan, and its tables.
+//! Outcome of the import for each address: the plan, and its tables.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use cli_support::table;
 use ipam_api::cluster_snapshot::{ClusterSnapshot, Holder};
 use ipam_api::imported_claim::ImportedClaim;
 
-/// What happened to one address.
+/// Outcome for one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It is reserved for its pod in this pool.
@@ -56,7 +56,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What weft's objects say about an address.
+/// State of an address according to weft's objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Holding {
     /// No object contains it.
