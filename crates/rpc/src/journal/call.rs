@@ -44,7 +44,7 @@ impl Entry {
 
 /// Returns the runtime's `CNI_ARGS` and the delegate's own pairs, `IgnoreUnknown=1` first (V16).
 ///
-/// What the runtime requests is only passed to the default network.
+/// The runtime's requests are only passed to the default network.
 fn delegate_args(runtime: &str, delegate: &Delegate) -> String {
     let runtime = Args::scan(runtime);
     let own = |key: &str| delegate.args.iter().any(|(known, _)| known == key);

@@ -1,7 +1,7 @@
 //! This node's address stores, read without a cluster: windows, use, who holds addresses, and how one is
 //! released.
 //!
-//! - What kind of store it is, is read from its blocks: a store for this host alone uses the network as lease
+//! - The kind of a store is read from its blocks: a store for this host alone uses the network as lease
 //!   identifier.
 //! - A network's window is what its last ADD recorded. Network and broadcast address, gateway and exclusions
 //!   are not in it, and not free.
