@@ -21,6 +21,9 @@ use testkit::{Feature, Netns, Pod, host};
 const EXECUTOR: &str = "executor";
 const CONFIGURATION: &str = "/etc/cni/net.d/00-weft.conf";
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+/// Selection of the policy's rule, and the name of its address set: the first 256 bits of the SHA-512.
+const SELECTION: &str = r#"{"format":1,"networks":["blue/data"],"peers":[{"pods":[{"key":"app","in":["web"]}]}],"ports":[],"plain":true}"#;
+const SET: &str = "peers-c95fb45055ed862daa886b28acda3511e650795f7203eac6c987abae92d3588c";
 /// Rights that the agent needs besides those of `deploy/base`.
 const RIGHTS: &str = r#"{"apiVersion":"v1","kind":"List","items":[
   {"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"policy-of-agent"},"rules":[
@@ -133,20 +136,16 @@ impl Node {
         self.agent.kube.apply(&policy.to_string());
     }
 
-    /// Writes the set of the policy's present generation.
+    /// Writes the set of the policy's rule.
     fn set(&self, addresses: &[&str]) {
-        self.agent.kube.apply(&self.set_object(addresses).to_string());
+        self.agent.kube.apply(&Node::set_object(addresses).to_string());
     }
 
-    fn set_object(&self, addresses: &[&str]) -> Value {
-        let policy = self.agent.kube.json(["multi-networkpolicy", "-n", NAMESPACE, "db"]);
-        let metadata = &policy["metadata"];
+    fn set_object(addresses: &[&str]) -> Value {
         json!({
             "apiVersion": "weft.dev/v1alpha1", "kind": "PolicyAddressSet",
-            "metadata": { "name": "db", "namespace": NAMESPACE },
-            "spec": { "policyUid": metadata["uid"], "policyGeneration": metadata["generation"],
-                "networks": [format!("{NAMESPACE}/data")],
-                "sets": [{ "direction": "ingress", "rule": 0, "addresses": addresses }] },
+            "metadata": { "name": SET, "namespace": NAMESPACE },
+            "spec": { "selection": SELECTION, "sets": [{ "addresses": addresses }] },
         })
     }
 
@@ -155,7 +154,7 @@ impl Node {
         let Agent { machine, kube, .. } = &self.agent;
         machine.write("/run/set.json", body);
         let [ca, certificate, key] = ["ca.crt", "admin.crt", "admin.key"].map(|name| kube.pki(name));
-        let path = format!("apis/weft.dev/v1alpha1/namespaces/{NAMESPACE}/policyaddresssets/db");
+        let path = format!("apis/weft.dev/v1alpha1/namespaces/{NAMESPACE}/policyaddresssets/{SET}");
         let url = format!("{}/{path}?fieldManager=test&force=true", rig::kube::SERVER);
         let began = Instant::now();
         machine.run(
@@ -363,7 +362,7 @@ fn network_policy_change_reaches_packets() {
         listener.recv(&mut [0; 8]).is_ok()
     };
     let [allowed, denied] = [[web.as_str(), "192.0.2.9"], ["192.0.2.8", "192.0.2.9"]]
-        .map(|addresses| node.set_object(&addresses).to_string());
+        .map(|addresses| Node::set_object(&addresses).to_string());
     let mut times: Vec<(Duration, Duration)> = Vec::new();
     for _ in 0..count {
         node.write_set(&denied);

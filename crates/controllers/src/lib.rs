@@ -25,6 +25,7 @@ mod page;
 mod policy;
 mod services;
 mod stuck_leader;
+mod work_progress;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

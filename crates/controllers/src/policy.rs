@@ -1,15 +1,16 @@
-//! Policy controller: resolves the selectors of MultiNetworkPolicies and writes the addresses of their peers.
+//! Policy controller: resolves the selectors of MultiNetworkPolicies and writes the addresses of the selected pods.
 //!
 //! ```text
 //!   API server ──watch──► policies, pods, namespaces ─► PeerIndex ─► WriteSchedule ─► PolicyAddressSets, applied
 //!                         definitions, blocks ─► AddressVerifier ──┘
 //! ```
 //!
-//! - A pod's event costs the policies on its networks. A policy whose addresses did not change is not written.
+//! - Rules of a namespace with equal peers share one object. An object that no rule needs is deleted after a while.
+//! - A pod's event costs the selections on its networks. An object whose addresses did not change is not written.
 //! - A single change is written at once, and a burst of changes with few writes.
-//! - A policy that is invalid, or whose addresses do not fit into an object or into the room of its namespace, has an object
-//!   without addresses. Its Event has the reason.
-//! - An object that was changed or deleted manually is written again. That of a deleted policy is deleted.
+//! - Addresses that do not fit into an object or into the room of its namespace are not written. An Event of each policy has
+//!   the reason, as for an invalid policy.
+//! - An object that was changed or deleted manually is written again.
 //!
 //! Source: `docs/design/policy.md`.
 
@@ -18,15 +19,15 @@ mod followed;
 mod namespace_sizes;
 mod peer_index;
 mod peer_pods;
+mod pod_slots;
 mod policy_metrics;
-mod selection;
+mod refusals;
 #[cfg(test)]
 mod simulation;
 mod write_schedule;
 mod written_set;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,17 +36,20 @@ use futures_util::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client};
-use npwg::network_policy::KIND;
-use policy_api::address_set::{AddressSetObject, MANAGER, empty_spec, spec};
+use npwg::network_policy::{AddressList, KIND, PeerSelection};
+use policy_api::address_set::{MANAGER, SetPort, WrittenAddressSet, refused_spec, size, spec};
 use policy_api::policy_object::WatchedPolicy;
-use tokio::time::{sleep_until, timeout};
+use tokio::task::yield_now;
+use tokio::time::{sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::policy::followed::{Caches, State};
 use crate::policy::namespace_sizes::{NAMESPACE_MAX, NamespaceSizes};
 pub(crate) use crate::policy::policy_metrics::PolicyMetrics;
+use crate::policy::refusals::{Refusals, SetResult};
 use crate::policy::write_schedule::{WriteSchedule, Written};
-use crate::policy::written_set::{WrittenSetObject, digest};
+use crate::policy::written_set::{WrittenSetObject, digest_and_size};
+use crate::work_progress::{ROUND_MAX, WorkProgress};
 use kube_support::custom_resources::PolicyAddressSetSpec;
 use kube_support::event_publisher::{EventPublisher, EventType};
 use kube_support::events::{EventReason, EventText};
@@ -55,8 +59,10 @@ use kube_support::{api_error, events};
 
 /// Deadline of a request.
 const WRITE_MAX: Duration = Duration::from_secs(10);
-/// Maximum length of the reason in an Event, in bytes.
-const REASON_MAX: usize = 900;
+/// Age of an object that no rule needs, at which it is deleted. An agent may see the deletion before the changed policy.
+const UNUSED_MAX: Duration = Duration::from_secs(10);
+/// Number of Events at a time.
+const REPORTS_MAX: usize = 4;
 
 /// Policy controller.
 pub(crate) struct PolicyController {
@@ -66,21 +72,36 @@ pub(crate) struct PolicyController {
     /// Reason of the last Event about a policy, by its uid.
     reported: Mutex<BTreeMap<String, String>>,
     metrics: PolicyMetrics,
+    work_progress: WorkProgress,
 }
 
-/// Work on the address set of a policy.
+/// State of the work: the index, and writes and Events that are due.
+#[derive(Default)]
+struct Progress {
+    state: State,
+    schedule: WriteSchedule,
+    sizes: NamespaceSizes,
+    refusals: Refusals,
+    /// Time since when no rule needs an existing object.
+    unused: BTreeMap<Key, Instant>,
+    /// Policies that may have become refused, or be refused no longer.
+    doubtful: BTreeSet<Key>,
+    /// Refused policies whose Event is due.
+    unreported: BTreeSet<Key>,
+}
+
+/// Work on an address set.
 struct Work {
     key: Key,
     /// Time of the change.
     changed: Instant,
     request: Option<Request>,
-    /// Policy whose peers do not count, and why.
-    refused: Option<(Arc<WatchedPolicy>, String)>,
 }
 
 /// Request about an address set.
 enum Request {
-    Apply(Box<AddressSetObject>),
+    /// Write an object, whose spec has this number of bytes.
+    Apply(Box<WrittenAddressSet>, usize),
     /// Delete the object with this uid.
     Delete(String),
 }
@@ -98,6 +119,7 @@ impl PolicyController {
             publisher,
             reported: Mutex::default(),
             metrics: PolicyMetrics::new(),
+            work_progress: WorkProgress::default(),
         }
     }
 
@@ -106,95 +128,92 @@ impl PolicyController {
         self.metrics.leader.set(1);
         self.caches.synced().await;
         let mut changes = self.caches.changes();
-        let (mut state, mut schedule) = (State::default(), WriteSchedule::default());
-        let mut sizes = NamespaceSizes::default();
-        let (mut running, mut refused) = (FuturesUnordered::new(), BTreeSet::new());
+        let mut progress = Progress::default();
+        let (mut writes, mut reports) = (FuturesUnordered::new(), FuturesUnordered::new());
         loop {
-            let sets = self.caches.apply(&mut changes, &mut state);
+            self.work_progress.round();
+            let changed = self.caches.apply(&mut changes, &mut progress.state).await;
             let now = Instant::now();
-            sets.iter().for_each(|key| schedule.request(key, now));
-            while let Some((key, changed)) = schedule.start(now) {
-                let work = self.work(&state, &mut sizes, key, changed);
-                match work.refused {
-                    Some(_) => refused.insert(work.key.clone()),
-                    None => refused.remove(&work.key),
-                };
-                running.push(self.perform(work));
+            changed.sets.iter().for_each(|key| progress.schedule.request(key, now));
+            progress.doubtful.extend(changed.policies);
+            while let Some((key, changed)) = progress.schedule.start(now) {
+                let request = self.work(&mut progress, &key);
+                writes.push(self.perform(Work { key, changed, request }));
+                let Progress { schedule, sizes, .. } = &mut progress;
                 sizes.retry().iter().for_each(|key| schedule.request(key, now));
+                // The renewal of the Lease must not wait for many large sets.
+                yield_now().await;
             }
-            self.count(&state, refused.len());
-            let next = schedule.next();
+            progress.judge();
+            while reports.len() < REPORTS_MAX
+                && let Some((policy, why)) = progress.next_report()
+            {
+                reports.push(self.report(policy, why));
+            }
+            self.count(&progress);
+            let next = progress.schedule.next();
             tokio::select! {
                 () = changes.next() => {}
-                Some((key, written)) = running.next(), if !running.is_empty() => {
-                    schedule.finished(&key, written, Instant::now());
-                    if state.index.policy(&key).is_none() {
-                        schedule.forget(&key);
+                Some((key, written)) = writes.next(), if !writes.is_empty() => {
+                    progress.schedule.finished(&key, written, Instant::now());
+                    if !progress.state.index.has_set(&key) {
+                        progress.schedule.forget(&key);
                     }
                 }
+                Some(()) = reports.next(), if !reports.is_empty() => {}
                 () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {}
+                () = sleep(ROUND_MAX) => {}
             }
         }
     }
 
-    fn count(&self, state: &State, refused: usize) {
-        let (policies, pods) = state.index.counts();
+    fn count(&self, progress: &Progress) {
+        let (policies, pods) = progress.state.index.counts();
         self.metrics.policies.set(policies as u64);
         self.metrics.pods.set(pods as u64);
-        self.metrics.unverified.set(state.verifier.refused());
-        self.metrics.refused.set(refused as u64);
+        self.metrics.unverified.set(progress.state.verifier.refused());
+        self.metrics.refused.set(progress.refusals.count() as u64);
     }
 
-    /// Compares the address set of a policy with what it should be.
-    fn work(&self, state: &State, sizes: &mut NamespaceSizes, key: Key, changed: Instant) -> Work {
-        let there = self.caches.sets.find(&key);
-        let Some(policy) = state.index.policy(&key) else {
-            // The policy of the object is deleted, and so are its owner and its reports.
-            sizes.remove(&key);
-            let request = there.map(|set| Request::Delete(set.uid.clone()));
-            return Work { key, changed, request, refused: None };
-        };
-        if !policy.policy.faults.is_empty() {
-            sizes.remove(&key);
-        }
-        let (spec, why) = if policy.policy.faults.is_empty() {
-            match spec(policy, &state.index.addresses(&key)) {
-                Ok(spec) if sizes.admit(&key, bytes(&spec)) => (spec, None),
-                Ok(_) => {
-                    let why = format!(
-                        "no pod counts as a peer: the address sets of namespace {} take more than {} MiB; select fewer \
-                         pods, or combine policies with the same peers",
-                        key.0,
-                        NAMESPACE_MAX >> 20
-                    );
-                    (empty_spec(policy), Some(why))
-                }
-                Err(error) => {
-                    sizes.remove(&key);
-                    (empty_spec(policy), Some(format!("no pod counts as a peer: {error}")))
-                }
+    /// Compares an address set with what it should be.
+    fn work(&self, progress: &mut Progress, key: &Key) -> Option<Request> {
+        let written = self.caches.sets.find(key);
+        let Some((selection, addresses)) = progress.state.index.addresses(key) else {
+            // No rule needs it any more, and no policy can be refused because of it.
+            progress.sizes.remove(key);
+            progress.refusals.record(key, None);
+            let Some(written) = written else {
+                progress.unused.remove(key);
+                return None;
+            };
+            let now = Instant::now();
+            let deleted = *progress.unused.entry(key.clone()).or_insert(now) + UNUSED_MAX;
+            if now < deleted {
+                progress.schedule.request_at(key, now, deleted);
+                return None;
             }
-        } else {
-            let why = format!("all traffic of the selected pods is denied: {}", faults(policy));
-            (empty_spec(policy), Some(why))
+            return Some(Request::Delete(written.uid.clone()));
         };
-        let is_there = there.is_some_and(|set| set.has(digest(&spec), &policy.uid));
-        let request = (!is_there).then(|| Request::Apply(Box::new(AddressSetObject::new(policy, &spec))));
-        Work { key, changed, request, refused: why.map(|why| (Arc::clone(policy), why)) }
+        let count = addresses.values().map(AddressList::len).sum();
+        let (spec, refused) = fitting(&mut progress.sizes, key, selection, &addresses);
+        progress.unused.remove(key);
+        if progress.refusals.record(key, Some(SetResult { count, refused })) {
+            progress.doubtful.extend(progress.state.index.users(key).cloned());
+        }
+        let (digest, bytes) = digest_and_size(&spec);
+        let is_written = written.is_some_and(|set| set.has(digest));
+        (!is_written).then(|| Request::Apply(Box::new(WrittenAddressSet::new(key, spec)), bytes))
     }
 
-    /// Sends a request, and the Event about a policy whose peers do not count.
+    /// Sends a request.
     async fn perform(&self, work: Work) -> (Key, Written) {
-        let Work { key, changed, request, refused } = work;
+        let Work { key, changed, request } = work;
         let written = match request {
             Some(request) => self.send(&key, request).await,
             None => Written::Done(0),
         };
         if matches!(written, Written::Done(bytes) if bytes > 0) {
             self.metrics.delay.observe(changed.elapsed().as_secs_f64());
-        }
-        if let Some((policy, why)) = refused {
-            self.report(&policy, why).await;
         }
         (key, written)
     }
@@ -203,11 +222,10 @@ impl PolicyController {
         let api = Api::<WrittenSetObject>::namespaced(self.client.clone(), &key.0);
         let lookup = self.caches.sets.ask(key.clone());
         let (outcome, bytes) = match &request {
-            Request::Apply(object) => {
-                let bytes = serde_json::to_vec(object).map(|text| text.len()).unwrap_or_default();
+            Request::Apply(object, bytes) => {
                 let parameters = PatchParams::apply(MANAGER).force();
                 let patch = Patch::Apply(object.as_ref());
-                (timeout(WRITE_MAX, applied(&api, &key.1, &parameters, &patch)).await, bytes)
+                (timeout(WRITE_MAX, applied(&api, &key.1, &parameters, &patch)).await, *bytes)
             }
             Request::Delete(uid) => {
                 let of = Preconditions { uid: Some(uid.clone()), resource_version: None };
@@ -218,6 +236,7 @@ impl PolicyController {
         let why = match outcome {
             Ok(Ok(object)) => {
                 self.metrics.written.inc();
+                self.work_progress.answered();
                 // The cache gets the result before the watch reports it.
                 match object {
                     Some(object) => {
@@ -228,8 +247,15 @@ impl PolicyController {
                 }
                 return Written::Done(bytes);
             }
-            Ok(Err(error)) => api_error::describe(&error),
-            Err(_) => format!("the API server does not answer within {} s", WRITE_MAX.as_secs()),
+            Ok(Err(error)) => {
+                self.work_progress.failed(&error);
+                api_error::describe(&error)
+            }
+            Err(_) => {
+                let why = format!("the API server does not answer within {} s", WRITE_MAX.as_secs());
+                self.work_progress.unanswered(&why);
+                why
+            }
         };
         self.metrics.failed.inc();
         let set = format!("{}/{}", key.0, key.1);
@@ -237,8 +263,8 @@ impl PolicyController {
         Written::Failed
     }
 
-    /// Sends an Event about a policy whose peers do not count, once for each text.
-    async fn report(&self, policy: &WatchedPolicy, why: String) {
+    /// Sends an Event about a refused policy, once for each text.
+    async fn report(&self, policy: Arc<WatchedPolicy>, why: String) {
         {
             // A panic leaves no map half changed.
             let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
@@ -271,7 +297,7 @@ async fn applied(
     api: &Api<WrittenSetObject>,
     name: &str,
     parameters: &PatchParams,
-    patch: &Patch<&AddressSetObject>,
+    patch: &Patch<&WrittenAddressSet>,
 ) -> Result<Option<WrittenSetObject>, kube::Error> {
     api.patch(name, parameters, patch).await.map(Some)
 }
@@ -289,24 +315,52 @@ async fn deleted(
     }
 }
 
-/// Returns the size of a spec.
-fn bytes(spec: &PolicyAddressSetSpec) -> usize {
-    serde_json::to_vec(spec).map_or(usize::MAX, |text| text.len())
+// === impl Progress ===
+
+impl Progress {
+    /// Finds which of the doubtful policies are refused.
+    fn judge(&mut self) {
+        let index = &self.state.index;
+        for key in std::mem::take(&mut self.doubtful) {
+            let policy = index.policy(&key).map(Arc::as_ref);
+            if self.refusals.compare(&key, policy, &index.sets_of(&key)) {
+                self.unreported.insert(key);
+            }
+        }
+    }
+
+    /// Returns the next policy to report, and why it is refused.
+    fn next_report(&mut self) -> Option<(Arc<WatchedPolicy>, String)> {
+        while let Some(key) = self.unreported.pop_first() {
+            if let Some(reported) = self.state.index.policy(&key).zip(self.refusals.reason(&key)) {
+                return Some((Arc::clone(reported.0), reported.1.clone()));
+            }
+        }
+        None
+    }
 }
 
-/// Returns the faults of a policy as one text.
-fn faults(policy: &WatchedPolicy) -> String {
-    let mut text = String::new();
-    for (index, fault) in policy.policy.faults.iter().enumerate() {
-        let fault = fault.to_string();
-        if index > 0 && text.len() + fault.len() > REASON_MAX {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "; and {} more", policy.policy.faults.len() - index);
-            break;
+/// Returns the spec for addresses, or a spec without them and the reason why they do not fit.
+fn fitting(
+    sizes: &mut NamespaceSizes,
+    key: &Key,
+    selection: &PeerSelection,
+    addresses: &BTreeMap<SetPort, AddressList>,
+) -> (PolicyAddressSetSpec, Option<String>) {
+    let why = match spec(selection, addresses) {
+        Ok(spec) if sizes.admit(key, size(&spec)) => return (spec, None),
+        Ok(_) => format!(
+            "the address sets of namespace {} take more than {} MiB; select fewer pods, or combine policies with the same \
+             peers",
+            key.0,
+            NAMESPACE_MAX >> 20
+        ),
+        Err(error) => {
+            sizes.remove(key);
+            error.to_string()
         }
-        let _ = write!(text, "{}{fault}", if index == 0 { "" } else { "; " });
-    }
-    text
+    };
+    (refused_spec(selection, &why), Some(why))
 }
 
 impl HealthStatus for PolicyController {
@@ -316,5 +370,9 @@ impl HealthStatus for PolicyController {
 
     fn waits_for(&self) -> Vec<String> {
         self.caches.waited()
+    }
+
+    fn stalled(&self) -> Option<String> {
+        self.work_progress.stalled()
     }
 }

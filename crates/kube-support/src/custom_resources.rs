@@ -27,7 +27,7 @@ pub use ipam_claim::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, OwnerPod};
 pub use kuryr_port::{KuryrPort, KuryrPortSpec, KuryrPortStatus};
 pub use multi_network_policy::{MultiNetworkPolicy, MultiNetworkPolicySpec, PolicyProtocol};
 pub use network_attachment_definition::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
-pub use policy_address_set::{PeerAddresses, PolicyAddressSet, PolicyAddressSetSpec, PolicyDirection};
+pub use policy_address_set::{PeerAddresses, PolicyAddressSet, PolicyAddressSetSpec};
 pub use weft_node::{FailedCall, NodePool, PluginState, WeftNode, WeftNodeSpec, WeftNodeStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

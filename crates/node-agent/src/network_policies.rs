@@ -10,8 +10,8 @@
 //! - Policies select pods of their own namespace only. So the agent watches the sets of namespaces with policies and a pod of
 //!   this node: one list and one watch for each. The watch begins when the pod is bound to the node, not at its ADD.
 //! - An ADD waits for a list that was not read yet and fails with code 11: no pod starts without its policies.
-//! - A set that is missing, or of another generation of its policy, allows nothing. An update follows. For a running pod the
-//!   same applies to sets that were not read yet.
+//! - A rule names its set by what it selects. A set that is missing allows nothing, and an update follows. For a running pod
+//!   the same applies to sets that were not read yet.
 //! - Without the API server the last known state counts.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,13 +22,11 @@ use cni::{Error, code};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::metadata::{NetworkReference, Pod};
-use npwg::network_policy::{
-    AttachmentPolicy, Direction, IsolatedDirection, NetworkPolicy, PolicyAddresses, PolicyPeer, Ports,
-};
+use npwg::network_policy::{AttachmentPolicy, Direction, IsolatedDirection, NetworkPolicy, PolicyAddresses};
 use npwg::plan::{Decision, Plan};
 use npwg::pod_policies::{self, encoded_size, own_attachment};
 use npwg::refusal::Refusal;
-use policy_api::address_set::{AddressSet, AddressSetObject};
+use policy_api::address_set::{AddressSet, AddressSetObject, CurrentAddresses, current_addresses};
 use policy_api::policy_object::WatchedPolicy;
 use policy_api::policy_watch::follow_policies;
 use tokio::sync::watch::{Receiver, Sender};
@@ -41,6 +39,8 @@ use kube_support::cache::{Cache, follow};
 
 /// Deadline of an ADD for the sets of its namespace to be read for the first time.
 const SETS_MAX: Duration = Duration::from_secs(5);
+/// Number of address sets in one response: they have up to 1 MiB, and a page is in memory as a whole.
+const SETS_PAGE: u32 = 10;
 /// Time for which changes of pods and policies are collected before watches begin and end.
 const GATHER: Duration = Duration::from_millis(20);
 
@@ -65,7 +65,7 @@ struct NamespaceSets {
 pub(crate) struct PodPolicies {
     policies: Vec<NetworkPolicy>,
     addresses: BTreeMap<String, PolicyAddresses>,
-    /// Whether a policy waits for the set of its generation.
+    /// Whether a policy waits for the set of one of its rules.
     pub(crate) is_waiting: bool,
     /// Reason why the sets of the namespace are not known, if they are needed.
     pub(crate) unread_sets: Option<String>,
@@ -136,7 +136,7 @@ impl NetworkPolicies {
         let needed: BTreeSet<String> = of_pods
             .into_iter()
             .filter(|namespace| {
-                self.policies.of_namespace(namespace).iter().any(|one| needs_set(&one.policy))
+                self.policies.of_namespace(namespace).iter().any(|one| !one.selections.is_empty())
             })
             .collect();
         self.namespaces().retain(|namespace, _| needed.contains(namespace));
@@ -152,7 +152,8 @@ impl NetworkPolicies {
             let cache = Arc::new(Cache::new("policyaddresssets"));
             let of = namespace.to_owned();
             let api = move |client| Api::<AddressSetObject>::namespaced(client, &of);
-            let following = follow(self.client.clone(), api, Config::default(), Arc::clone(&cache));
+            let following =
+                follow(self.client.clone(), api, Config::default().page_size(SETS_PAGE), Arc::clone(&cache));
             let followed = tokio::spawn(following);
             let (mut own, all) = (cache.changes(), Arc::clone(&self.changes));
             let forwarded = tokio::spawn(async move {
@@ -185,7 +186,7 @@ impl NetworkPolicies {
             return Err(unread(&self.policies.waited().unwrap_or_default()));
         }
         let candidates = self.candidates(pod, &networks);
-        if candidates.iter().any(|one| needs_set(&one.policy)) {
+        if candidates.iter().any(|one| !one.selections.is_empty()) {
             let sets = self.watch(&pod.namespace);
             let deadline = latest.min(tokio::time::Instant::now() + SETS_MAX);
             if timeout_at(deadline, sets.synced()).await.is_err() {
@@ -216,18 +217,16 @@ impl NetworkPolicies {
         };
         let mut sets: Option<Arc<Cache<AddressSet>>> = None;
         for policy in candidates {
-            if needs_set(&policy.policy) {
+            if !policy.selections.is_empty() {
                 let sets = sets.get_or_insert_with(|| self.watch(&pod.namespace));
                 if found.unread_sets.is_none() {
                     found.unread_sets = sets.waited();
                 }
-                let key = (policy.policy.namespace.clone(), policy.policy.name.clone());
-                match sets.find(&key).filter(|set| set.is_of(&policy)) {
-                    Some(set) => {
-                        found.addresses.insert(policy.policy.to_string(), set.addresses.clone());
-                    }
-                    None => found.is_waiting = true,
-                }
+                let key = |name: &str| (policy.policy.namespace.clone(), name.to_owned());
+                let CurrentAddresses { addresses, is_waiting } =
+                    current_addresses(&policy, |name| sets.find(&key(name)));
+                found.addresses.insert(policy.policy.to_string(), addresses);
+                found.is_waiting |= is_waiting;
             }
             found.policies.push(policy.policy.clone());
         }
@@ -285,19 +284,6 @@ impl PodPolicies {
         let fault = Some(format!("network {network}: {why}; no traffic passes"));
         CompiledPolicy { policy: Some(policy), because: None, fault }
     }
-}
-
-/// Whether the rules of a policy need the addresses of pods.
-fn needs_set(policy: &NetworkPolicy) -> bool {
-    Direction::ALL.into_iter().any(|direction| {
-        let list = policy.rules(direction);
-        list.isolates
-            && list.rules.iter().any(|rule| {
-                let selects = rule.peers.iter().any(|peer| matches!(peer, PolicyPeer::Pods { .. }));
-                let names = rule.ports.iter().any(|port| matches!(port.ports, Ports::Named(_)));
-                selects || (direction == Direction::Egress && names)
-            })
-    })
 }
 
 fn unread(what: &str) -> Error {

@@ -17,15 +17,19 @@
 //!
 //! Source: `networking.k8s.io/v1` NetworkPolicy; multi-networkpolicy API of the Network Plumbing Working Group.
 
+mod address_list;
 mod address_range;
 mod attachment_policy;
 mod compile;
 mod label_selector;
+mod peer_selection;
 mod policy_addresses;
 mod read;
+
 mod value_reader;
 mod verdict;
 
+pub use address_list::{AddressList, ListError};
 pub use address_range::{AddressRange, subtract};
 pub use attachment_policy::{
     ADDRESSES_MAX, AttachmentPolicy, COMPILED_RULES_MAX, CompiledPeers, CompiledRule, IsolatedDirection,
@@ -33,6 +37,7 @@ pub use attachment_policy::{
 };
 pub use compile::{CompileError, compile};
 pub use label_selector::LabelSelector;
+pub use peer_selection::PeerSelection;
 pub use policy_addresses::{PeerSet, PolicyAddresses, resolve, resolve_all};
 pub use read::read;
 pub use verdict::{Decision, Party, PolicyRuleReference, Verdict, verdict};

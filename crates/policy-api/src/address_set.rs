@@ -1,24 +1,27 @@
-//! PolicyAddressSet: addresses of the peers of one MultiNetworkPolicy, of the same namespace and name.
+//! PolicyAddressSet: addresses of the pods that rules of MultiNetworkPolicies select.
 //!
-//! - The addresses are those for one generation of the policy and its networks. They count for no other ones, because the
-//!   index of a rule means another rule there.
-//! - An object that cannot be read has no addresses: its policy allows no peer that a selector would select.
+//! - The name of an object is the digest of a peer selection, so every rule with this selection refers to the object without
+//!   a field that names it. Rules of many policies share one object.
+//! - A rule whose object does not exist allows no pod that its selectors would select, and neither does one whose object
+//!   cannot be read. The same applies to all rules of a policy with more than [`ADDRESSES_MAX`] addresses.
 //! - The object is written by server-side apply, whole.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::core::TypeMeta;
 use kube_support::custom_resources::{PeerAddresses, PolicyAddressSet, PolicyAddressSetSpec};
 use kube_support::resource;
-use kube_support::resources::Reduced;
-use npwg::network_policy::{ADDRESSES_MAX, KIND, PeerSet, PolicyAddresses, Protocol, RULES_MAX};
-use serde::{Deserialize, Serialize};
+use kube_support::resources::{Key, Reduced};
+use npwg::network_policy::{
+    ADDRESSES_MAX, AddressList, ListError, PeerSelection, PeerSet, PolicyAddresses, Protocol,
+};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::address_list::{self, ListError};
 use crate::policy_object::WatchedPolicy;
 
 /// Largest size of the sets of an object as JSON, in bytes. The API server accepts objects of 1.5 MiB.
@@ -27,39 +30,60 @@ pub const SETS_MAX: usize = 1 << 20;
 /// Largest number of sets in an object.
 pub const SETS_COUNT_MAX: usize = 8192;
 
+/// Largest number of characters of the selection in an object.
+pub const SELECTION_MAX: usize = 1024;
+
 /// Field manager of the controller.
 pub const MANAGER: &str = "weft-policy";
 
-/// PolicyAddressSet as it comes from the API, or as it is written.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct AddressSetObject {
+/// Port of addresses: the number that pods have for a named port. `None` for the numbered ports of rules.
+pub type SetPort = Option<(Protocol, u16)>;
+
+/// PolicyAddressSet as it is written.
+#[derive(Clone, Debug, Serialize)]
+pub struct WrittenAddressSet {
     /// API version and kind.
-    #[serde(flatten, default)]
-    pub types: Option<TypeMeta>,
-    /// Namespace, name and owner.
-    pub metadata: ObjectMeta,
-    /// Policy and addresses.
-    #[serde(default)]
-    pub spec: Value,
+    #[serde(flatten)]
+    types: TypeMeta,
+    /// Namespace and name.
+    metadata: ObjectMeta,
+    /// Selection and addresses.
+    spec: PolicyAddressSetSpec,
 }
+
+/// PolicyAddressSet as it comes from the API. The addresses are read at once, one object after the other, because their text
+/// takes many times the memory of the list.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AddressSetObject {
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "read")]
+    spec: Content,
+}
+
+/// Addresses of an object, or the reason why it cannot be read.
+#[derive(Clone, Debug, Default)]
+struct Content(BTreeMap<SetPort, Arc<AddressList>>, Option<String>);
 
 /// Reduced form of a PolicyAddressSet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressSet {
-    /// Namespace of the object and of its policy.
+    /// Namespace of the object and of the policies.
     pub namespace: String,
-    /// Name of the object and of its policy.
+    /// Digest of the selection.
     pub name: String,
-    /// Uid of the policy.
-    pub policy_uid: String,
-    /// Generation of the policy.
-    pub policy_generation: i64,
-    /// Networks of the policy.
-    pub networks: Vec<String>,
-    /// Addresses; none if the object cannot be read.
-    pub addresses: PolicyAddresses,
+    /// Addresses by port; none if the object cannot be read.
+    pub sets: BTreeMap<SetPort, Arc<AddressList>>,
     /// Reason why the object cannot be read.
     pub fault: Option<String>,
+}
+
+/// Addresses of the peers of a policy, as far as their objects exist.
+#[derive(Clone, Debug, Default)]
+pub struct CurrentAddresses {
+    /// Addresses by rule and port.
+    pub addresses: PolicyAddresses,
+    /// Whether the object of a rule does not exist yet.
+    pub is_waiting: bool,
 }
 
 /// Error of an object that cannot be read.
@@ -76,7 +100,7 @@ enum ReadError {
         /// Reason.
         cause: ListError,
     },
-    /// A set is for a place that no policy has.
+    /// A set is for a port that does not exist.
     #[error("spec.sets[{index}]: {reason}")]
     Set {
         /// Index of the set.
@@ -86,100 +110,100 @@ enum ReadError {
     },
 }
 
-/// Error of addresses that do not fit into one object.
+/// Error of addresses that do not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SizeError {
     /// Too many addresses.
     #[error("the peers of the policy have {0} addresses; the maximum is {ADDRESSES_MAX}")]
     Addresses(usize),
     /// Too many sets, because peers have many numbers for named ports.
-    #[error("the policy has {0} sets of addresses; the maximum is {SETS_COUNT_MAX}")]
+    #[error("a rule of the policy has {0} sets of addresses; the maximum is {SETS_COUNT_MAX}")]
     Sets(usize),
     /// Too many bytes.
-    #[error("the addresses of the policy's peers take {0} bytes; the maximum is {SETS_MAX}")]
+    #[error("the addresses of a rule's peers take {0} bytes; the maximum is {SETS_MAX}")]
     Bytes(usize),
 }
 
-// === impl AddressSetObject ===
+// === impl WrittenAddressSet ===
 
-impl AddressSetObject {
-    /// Returns the object for a policy, to be written by server-side apply.
-    pub fn new(policy: &WatchedPolicy, spec: &PolicyAddressSetSpec) -> AddressSetObject {
+impl WrittenAddressSet {
+    /// Returns the object for a selection, to be written by server-side apply.
+    pub fn new((namespace, name): &Key, spec: PolicyAddressSetSpec) -> WrittenAddressSet {
         let types = TypeMeta {
             api_version: PolicyAddressSet::api_version(&()).into_owned(),
             kind: PolicyAddressSet::kind(&()).into_owned(),
         };
-        let owner = OwnerReference {
-            api_version: policy.version.to_owned(),
-            kind: KIND.to_owned(),
-            name: policy.policy.name.clone(),
-            uid: policy.uid.clone(),
-            controller: Some(true),
-            block_owner_deletion: None,
-        };
         let metadata = ObjectMeta {
-            namespace: Some(policy.policy.namespace.clone()),
-            name: Some(policy.policy.name.clone()),
-            owner_references: Some(vec![owner]),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
             ..ObjectMeta::default()
         };
-        // The type consists of strings, numbers and lists.
-        let spec = serde_json::to_value(spec).unwrap_or_default();
-        AddressSetObject { types: Some(types), metadata, spec }
+        WrittenAddressSet { types, metadata, spec }
     }
 }
 
-/// Returns the spec for the addresses of a policy.
+/// Returns the spec for the addresses of a selection.
 ///
 /// # Errors
 /// The addresses do not fit into an object.
-pub fn spec(policy: &WatchedPolicy, addresses: &PolicyAddresses) -> Result<PolicyAddressSetSpec, SizeError> {
-    let count = addresses.count();
+pub fn spec(
+    selection: &PeerSelection,
+    addresses: &BTreeMap<SetPort, AddressList>,
+) -> Result<PolicyAddressSetSpec, SizeError> {
+    let count = addresses.values().map(AddressList::len).sum();
     if count > ADDRESSES_MAX {
         return Err(SizeError::Addresses(count));
     }
-    let sets: Vec<PeerAddresses> = addresses
-        .sets()
-        .map(|(set, addresses)| {
-            let PeerSet { direction, rule, port } = *set;
-            PeerAddresses {
-                direction: direction.into(),
-                rule: i32::try_from(rule).unwrap_or(i32::MAX),
-                protocol: port.map(|(protocol, _)| protocol.into()),
-                port: port.map(|(_, number)| i32::from(number)),
-                addresses: address_list::write(addresses),
-            }
-        })
-        .collect();
-    if sets.len() > SETS_COUNT_MAX {
-        return Err(SizeError::Sets(sets.len()));
+    if addresses.len() > SETS_COUNT_MAX {
+        return Err(SizeError::Sets(addresses.len()));
     }
-    let bytes = serde_json::to_vec(&sets).map_or(usize::MAX, |text| text.len());
-    if bytes > SETS_MAX {
-        return Err(SizeError::Bytes(bytes));
-    }
-    Ok(PolicyAddressSetSpec { sets, ..empty_spec(policy) })
+    let sets = addresses.iter().filter(|(_, list)| !list.is_empty());
+    let sets = sets.map(|(port, list)| PeerAddresses {
+        protocol: port.map(|(protocol, _)| protocol.into()),
+        port: port.map(|(_, number)| i32::from(number)),
+        addresses: list.elements().collect(),
+    });
+    let sets: Vec<PeerAddresses> = sets.collect();
+    let spec = PolicyAddressSetSpec { selection: shown(selection), refused: None, sets };
+    let bytes = size(&spec);
+    if bytes > SETS_MAX { Err(SizeError::Bytes(bytes)) } else { Ok(spec) }
 }
 
-/// Returns the spec without addresses: the policy allows no peer that a selector would select.
-pub fn empty_spec(policy: &WatchedPolicy) -> PolicyAddressSetSpec {
-    PolicyAddressSetSpec {
-        policy_uid: policy.uid.clone(),
-        policy_generation: policy.generation,
-        networks: policy.networks(),
-        sets: Vec::new(),
-    }
+/// Returns about the size of a spec as JSON in bytes, without serializing it.
+pub fn size(spec: &PolicyAddressSetSpec) -> usize {
+    let PolicyAddressSetSpec { selection, refused, sets } = spec;
+    // Each element has quotation marks and a comma, and each set its keys.
+    let elements = sets.iter().flat_map(|set| &set.addresses).map(|element| element.len() + 3);
+    elements.sum::<usize>() + sets.len() * 64 + selection.len() + refused.as_ref().map_or(0, String::len)
+}
+
+/// Returns the spec without addresses, with the reason.
+pub fn refused_spec(selection: &PeerSelection, reason: &str) -> PolicyAddressSetSpec {
+    let reason = reason.chars().take(SELECTION_MAX).collect();
+    PolicyAddressSetSpec { selection: shown(selection), refused: Some(reason), sets: Vec::new() }
+}
+
+fn shown(selection: &PeerSelection) -> String {
+    selection.text().chars().take(SELECTION_MAX).collect()
+}
+
+/// Reads the addresses of an object. An invalid spec is no error of the list that contains the object.
+fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
+    let spec = Value::deserialize(deserializer)?;
+    let spec = serde_json::from_value::<PolicyAddressSetSpec>(spec).map_err(ReadError::from);
+    Ok(match spec.and_then(|spec| addresses(&spec)) {
+        Ok(sets) => Content(sets, None),
+        Err(error) => Content(BTreeMap::new(), Some(error.to_string())),
+    })
 }
 
 /// Returns the addresses of a spec.
-fn addresses(spec: &PolicyAddressSetSpec) -> Result<PolicyAddresses, ReadError> {
-    let mut addresses = PolicyAddresses::default();
+fn addresses(spec: &PolicyAddressSetSpec) -> Result<BTreeMap<SetPort, Arc<AddressList>>, ReadError> {
+    let mut addresses = BTreeMap::new();
     let mut room = ADDRESSES_MAX;
     for (index, one) in spec.sets.iter().enumerate() {
-        let PeerAddresses { direction, rule, protocol, port, addresses: elements } = one;
+        let PeerAddresses { protocol, port, addresses: elements } = one;
         let fault = |reason| ReadError::Set { index, reason };
-        let rule = usize::try_from(*rule).ok().filter(|rule| *rule < RULES_MAX);
-        let rule = rule.ok_or_else(|| fault("rule is not the index of a rule"))?;
         let port = match (protocol, port) {
             (None, None) => None,
             (Some(protocol), Some(port)) => {
@@ -188,10 +212,12 @@ fn addresses(spec: &PolicyAddressSetSpec) -> Result<PolicyAddresses, ReadError> 
             }
             _ => return Err(fault("protocol and port must be written together")),
         };
-        let list = address_list::read(elements.iter().map(String::as_str), room)
+        let list = AddressList::read(elements.iter().map(String::as_str), room)
             .map_err(|cause| ReadError::Addresses { index, cause })?;
         room -= list.len();
-        addresses.insert(PeerSet { direction: (*direction).into(), rule, port }, list);
+        if addresses.insert(port, Arc::new(list)).is_some() {
+            return Err(fault("its port is that of another set"));
+        }
     }
     Ok(addresses)
 }
@@ -200,23 +226,11 @@ impl Reduced for AddressSetObject {
     type Form = AddressSet;
 
     fn reduce(self) -> AddressSet {
-        let AddressSetObject { types: _, metadata, spec } = self;
-        let identity = |field: &str| spec.get(field).cloned().unwrap_or_default();
-        let policy_uid = identity("policyUid").as_str().unwrap_or_default().to_owned();
-        let policy_generation = identity("policyGeneration").as_i64().unwrap_or_default();
-        let read = serde_json::from_value::<PolicyAddressSetSpec>(spec).map_err(ReadError::from);
-        let read = read.and_then(|spec| Ok((addresses(&spec)?, spec.networks)));
-        let (addresses, networks, fault) = match read {
-            Ok((addresses, networks)) => (addresses, networks, None),
-            Err(error) => (PolicyAddresses::default(), Vec::new(), Some(error.to_string())),
-        };
+        let AddressSetObject { metadata, spec: Content(sets, fault) } = self;
         AddressSet {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name.unwrap_or_default(),
-            policy_uid,
-            policy_generation,
-            networks,
-            addresses,
+            sets,
             fault,
         }
     }
@@ -224,28 +238,27 @@ impl Reduced for AddressSetObject {
 
 resource!(AddressSetObject as PolicyAddressSet);
 
-// === impl AddressSet ===
-
-impl AddressSet {
-    /// Whether the addresses are those for this generation of the policy and for its networks.
-    pub fn is_of(&self, policy: &WatchedPolicy) -> bool {
-        self.policy_uid == policy.uid
-            && self.policy_generation == policy.generation
-            && self.networks == policy.networks()
+/// Returns the addresses of a policy's peers, as `npwg::network_policy::compile` takes them. `find` returns the object with a
+/// name in the policy's namespace.
+pub fn current_addresses(
+    policy: &WatchedPolicy,
+    find: impl Fn(&str) -> Option<Arc<AddressSet>>,
+) -> CurrentAddresses {
+    let mut current = CurrentAddresses::default();
+    for rule in &policy.selections {
+        let Some(set) = find(&rule.set) else {
+            current.is_waiting = true;
+            continue;
+        };
+        for (port, list) in &set.sets {
+            let place = PeerSet { direction: rule.direction, rule: rule.rule, port: *port };
+            current.addresses.share(place, Arc::clone(list));
+        }
     }
-}
-
-/// Returns the addresses of policies by their names, as `npwg::network_policy::compile` takes them: those of sets that
-/// belong to the generation of their policy.
-pub fn current_addresses<'a>(
-    policies: impl IntoIterator<Item = &'a WatchedPolicy>,
-    find: impl Fn(&WatchedPolicy) -> Option<&'a AddressSet>,
-) -> BTreeMap<String, PolicyAddresses> {
-    let current = policies.into_iter().filter_map(|policy| {
-        let set = find(policy).filter(|set| set.is_of(policy))?;
-        Some((policy.policy.to_string(), set.addresses.clone()))
-    });
-    current.collect()
+    if current.addresses.count() > ADDRESSES_MAX {
+        current.addresses = PolicyAddresses::default();
+    }
+    current
 }
 
 #[cfg(test)]
@@ -257,104 +270,117 @@ mod tests {
 
     use super::*;
     use crate::policy_object::PolicyObject;
+    use crate::set_name::set_name;
 
-    fn policy() -> WatchedPolicy {
+    fn policy(ingress: &Value) -> WatchedPolicy {
         let object = json!({
-            "metadata": { "namespace": "x", "name": "p", "uid": "u", "generation": 3,
+            "metadata": { "namespace": "x", "name": "p", "uid": "u",
                 "annotations": { "k8s.v1.cni.cncf.io/policy-for": "net" } },
-            "spec": { "podSelector": {} },
+            "spec": { "podSelector": {}, "ingress": ingress },
         });
         serde_json::from_value::<PolicyObject<false>>(object).unwrap().reduce()
     }
 
-    fn range(first: u32, count: u32, step: u32) -> impl Iterator<Item = IpAddr> {
-        (0..count).map(move |n| IpAddr::V4((first + n * step).into()))
+    fn selection() -> PeerSelection {
+        let policy = policy(&json!([{ "from": [{ "podSelector": {} }] }])).policy;
+        policy.selections().remove(0).2
+    }
+
+    fn range(first: u32, count: u32, step: u32) -> AddressList {
+        (0..count).map(|n| IpAddr::V4((first + n * step).into())).collect()
+    }
+
+    fn reduced(spec: &Value) -> AddressSet {
+        let object = json!({ "metadata": { "namespace": "x", "name": "p" }, "spec": spec });
+        serde_json::from_value::<AddressSetObject>(object).unwrap().reduce()
     }
 
     #[test]
     fn policy_address_set_survives_the_api() {
-        let mut addresses = PolicyAddresses::default();
-        let plain = PeerSet { direction: Direction::Ingress, rule: 0, port: None };
-        let named = PeerSet { direction: Direction::Egress, rule: 255, port: Some((Protocol::Udp, 53)) };
-        addresses.insert(plain, range(0x0a00_0001, 5, 1));
-        addresses.insert(named, range(0x0a00_0001, 5, 2).chain(["fd00::1".parse().unwrap()]));
-        let object = AddressSetObject::new(&policy(), &spec(&policy(), &addresses).unwrap());
+        let six: AddressList = range(0x0a00_0001, 5, 2).iter().chain(["fd00::1".parse().unwrap()]).collect();
+        let addresses = BTreeMap::from([(None, range(0x0a00_0001, 5, 1)), (Some((Protocol::Udp, 53)), six)]);
+        let key = ("x".to_owned(), set_name(&selection()));
+        let object = WrittenAddressSet::new(&key, spec(&selection(), &addresses).unwrap());
         let text = serde_json::to_value(&object).unwrap();
         assert_eq!(text["spec"]["sets"][0]["addresses"], json!(["10.0.0.1-10.0.0.5"]));
-        assert_eq!(text["spec"]["sets"][0].get("port"), None);
-        assert_eq!((&text["kind"], &text["spec"]["policyUid"]), (&json!("PolicyAddressSet"), &json!("u")));
+        assert_eq!((text["spec"]["sets"][0].get("port"), &text["kind"]), (None, &json!("PolicyAddressSet")));
+        assert!(text["spec"]["selection"].as_str().unwrap().contains("\"networks\":[\"x/net\"]"), "{text}");
         let read = serde_json::from_value::<AddressSetObject>(text).unwrap().reduce();
-        assert_eq!((read.fault.as_deref(), &read.addresses), (None, &addresses));
-        assert!(read.is_of(&policy()) && !read.is_of(&WatchedPolicy { generation: 4, ..policy() }));
+        let sets: BTreeMap<SetPort, AddressList> =
+            read.sets.iter().map(|(port, list)| (*port, list.as_ref().clone())).collect();
+        assert_eq!((read.fault.as_deref(), sets), (None, addresses));
+        assert_eq!(
+            read.name, "peers-85970092358fbed3e0674f8bac5ca23f3b499757833c77dd44593d0402653993",
+            "controllers and agents of other releases compute the same name"
+        );
     }
 
     #[test]
     fn policy_address_set_has_a_maximum_size() {
-        let mut addresses = PolicyAddresses::default();
-        let set = |rule| PeerSet { direction: Direction::Ingress, rule, port: None };
-        addresses.insert(set(0), range(0x0a00_0000, 65_536, 1));
-        assert!(spec(&policy(), &addresses).is_ok());
-        addresses.insert(set(1), range(0x0a00_0000, 1, 1));
-        assert_eq!(spec(&policy(), &addresses), Err(SizeError::Addresses(65_537)));
-        let mut addresses = PolicyAddresses::default();
-        for number in 1..=8193 {
-            let set = PeerSet { direction: Direction::Egress, rule: 0, port: Some((Protocol::Tcp, number)) };
-            addresses.insert(set, range(0x0a00_0000, 1, 1));
-        }
-        assert_eq!(spec(&policy(), &addresses), Err(SizeError::Sets(8193)));
-        let mut addresses = PolicyAddresses::default();
+        let all = BTreeMap::from([(None, range(0x0a00_0000, 65_536, 1))]);
+        assert!(spec(&selection(), &all).is_ok());
+        let port = Some((Protocol::Tcp, 1));
+        let more: BTreeMap<SetPort, AddressList> =
+            all.into_iter().chain([(port, range(0x0a00_0000, 1, 1))]).collect();
+        assert_eq!(spec(&selection(), &more), Err(SizeError::Addresses(65_537)));
+        let ports = (1..=8193).map(|number| (Some((Protocol::Tcp, number)), range(0x0a00_0000, 1, 1)));
+        assert_eq!(spec(&selection(), &ports.collect()), Err(SizeError::Sets(8193)));
         let long = (0..30_000_u128).map(|n| IpAddr::V6((u128::MAX - n * 0x1_0001_0001).into()));
-        addresses.insert(set(0), long);
-        let refused = spec(&policy(), &addresses);
+        let refused = spec(&selection(), &BTreeMap::from([(None, long.collect())]));
         assert!(matches!(refused, Err(SizeError::Bytes(bytes)) if bytes > SETS_MAX), "{refused:?}");
-        assert!(empty_spec(&policy()).sets.is_empty());
+        let refused = refused_spec(&selection(), &"x".repeat(5000));
+        assert_eq!((refused.sets.len(), refused.refused.map(|why| why.len())), (0, Some(SELECTION_MAX)));
     }
 
     #[test]
     fn policy_address_set_unreadable_has_no_addresses() {
         let set = |change: Value| {
-            let mut set = json!({ "direction": "ingress", "rule": 0, "addresses": ["10.0.0.1"] });
+            let mut set = json!({ "addresses": ["10.0.0.1"] });
             for (key, value) in change.as_object().unwrap() {
                 set[key] = value.clone();
             }
-            json!({ "policyUid": "u", "policyGeneration": 3, "sets": [set] })
+            json!({ "selection": "", "sets": [set] })
         };
+        let good = json!({ "addresses": ["10.0.0.1"] });
         for (spec, words) in [
-            (set(json!({ "direction": "both" })), "spec: "),
-            (set(json!({ "rule": 256 })), "spec.sets[0]: rule"),
-            (set(json!({ "rule": -1 })), "spec.sets[0]: rule"),
+            (set(json!({ "protocol": "ICMP", "port": 1 })), "spec: "),
             (set(json!({ "port": 80 })), "spec.sets[0]: protocol and port"),
             (set(json!({ "port": 0, "protocol": "TCP" })), "spec.sets[0]: port"),
             (set(json!({ "addresses": ["x"] })), "spec.sets[0].addresses: \"x\""),
             (set(json!({ "addresses": ["::-ffff::"] })), "has more than 65536 addresses"),
-            (json!({ "policyUid": "u", "policyGeneration": 3, "sets": 7 }), "spec: "),
+            (json!({ "sets": [good, good] }), "spec.sets[1]: its port"),
+            (json!({ "sets": 7 }), "spec: "),
         ] {
-            let object = json!({ "metadata": { "namespace": "x", "name": "p" }, "spec": spec });
-            let read = serde_json::from_value::<AddressSetObject>(object).unwrap().reduce();
+            let read = reduced(&spec);
             assert!(read.fault.as_deref().is_some_and(|fault| fault.contains(words)), "{read:?}");
-            assert!(read.addresses == PolicyAddresses::default() && !read.is_of(&policy()), "{read:?}");
+            assert!(read.sets.is_empty(), "{read:?}");
         }
         let bare = json!({ "metadata": { "namespace": "x", "name": "p" } });
-        let read = serde_json::from_value::<AddressSetObject>(bare).unwrap().reduce();
-        assert!(!read.is_of(&policy()) && read.addresses.count() == 0, "{read:?}");
+        assert!(serde_json::from_value::<AddressSetObject>(bare).unwrap().reduce().sets.is_empty());
     }
 
     #[test]
-    fn policy_addresses_of_another_generation_do_not_count() {
-        let mut addresses = PolicyAddresses::default();
-        addresses.insert(PeerSet { direction: Direction::Ingress, rule: 0, port: None }, range(1, 1, 1));
-        let set = |generation| AddressSet {
-            policy_uid: "u".to_owned(),
-            policy_generation: generation,
-            networks: policy().networks(),
-            addresses: addresses.clone(),
-            ..AddressSet::default()
+    fn policy_rule_without_its_address_set_waits() {
+        let pods = |role: &str| json!({ "from": [{ "podSelector": { "matchLabels": { "role": role } } }] });
+        let policy = policy(&json!([pods("a"), {}, pods("b"), pods("a")]));
+        let names: Vec<&str> = policy.selections.iter().map(|rule| rule.set.as_str()).collect();
+        assert!(names.len() == 3 && names[0] == names[2] && names[0] != names[1], "{names:?}");
+        let set = |list: AddressList| {
+            Some(Arc::new(AddressSet {
+                sets: BTreeMap::from([(None, Arc::new(list))]),
+                ..AddressSet::default()
+            }))
         };
-        let (old, new) = (set(2), set(3));
-        let other = AddressSet { networks: vec!["x/other".to_owned()], ..new.clone() };
-        assert!(current_addresses(&[policy()], |_| Some(&other)).is_empty());
-        assert!(current_addresses(&[policy()], |_| Some(&old)).is_empty());
-        assert_eq!(current_addresses(&[policy()], |_| Some(&new))["x/p"], addresses);
-        assert!(current_addresses(&[policy()], |_| None).is_empty());
+        let current =
+            current_addresses(&policy, |name| if name == names[0] { set(range(1, 2, 1)) } else { None });
+        let places: Vec<usize> = current.addresses.sets().map(|(set, _)| set.rule).collect();
+        assert_eq!((places, current.is_waiting), (vec![0, 3], true));
+        let first = PeerSet { direction: Direction::Ingress, rule: 0, port: None };
+        assert_eq!(current.addresses.find(&first), Some(&range(1, 2, 1)));
+        // An address counts in each rule, and all rules of a policy have a common maximum.
+        let current = current_addresses(&policy, |_| set(range(1, 21_846, 1)));
+        assert_eq!((current.addresses.count(), current.is_waiting), (0, false));
+        let current = current_addresses(&policy, |_| set(range(1, 21_845, 1)));
+        assert_eq!(current.addresses.count(), 65_535);
     }
 }

@@ -1,4 +1,4 @@
-//! MultiNetworkPolicy as the API server has it: the policy, and the uid and generation that address sets refer to.
+//! MultiNetworkPolicy as the API server has it: the policy, and the address sets that its rules refer to.
 //!
 //! Source: k8snetworkplumbingwg/multi-networkpolicy v1beta1 and v1beta2.
 
@@ -6,9 +6,11 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_support::resource;
 use kube_support::resources::Reduced;
-use npwg::network_policy::{KIND, NetworkPolicy, VERSIONS, read};
+use npwg::network_policy::{Direction, KIND, NetworkPolicy, VERSIONS, read};
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+use crate::set_name::set_name;
 
 /// MultiNetworkPolicy as the API returns it, of `v1beta1` if `OLD`, else of `v1beta2`.
 #[derive(Clone, Debug, Deserialize)]
@@ -25,20 +27,21 @@ pub struct WatchedPolicy {
     pub policy: NetworkPolicy,
     /// Uid of the object.
     pub uid: String,
-    /// Generation of its spec. The annotation with its networks is not part of it.
-    pub generation: i64,
     /// Version in which the object was read.
     pub version: &'static str,
+    /// Rules that select pods, with the names of their address sets.
+    pub selections: Vec<RuleSelection>,
 }
 
-// === impl WatchedPolicy ===
-
-impl WatchedPolicy {
-    /// Returns the networks of the policy as an address set names them; none if the policy has no rules because of a fault.
-    pub fn networks(&self) -> Vec<String> {
-        let networks = self.policy.networks.iter().filter(|_| self.policy.faults.is_empty());
-        networks.map(ToString::to_string).collect()
-    }
+/// Rule that selects pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSelection {
+    /// Direction of the rule.
+    pub direction: Direction,
+    /// Index of the rule in its direction.
+    pub rule: usize,
+    /// Name of the PolicyAddressSet with the addresses of the pods, in the policy's namespace.
+    pub set: String,
 }
 
 // === impl PolicyObject ===
@@ -62,11 +65,17 @@ where
             },
             "spec": spec,
         });
+        let policy = read(&object);
+        let selections = policy.selections().into_iter().map(|(direction, rule, selection)| RuleSelection {
+            direction,
+            rule,
+            set: set_name(&selection),
+        });
         WatchedPolicy {
-            policy: read(&object),
             uid: metadata.uid.unwrap_or_default(),
-            generation: metadata.generation.unwrap_or_default(),
             version,
+            selections: selections.collect(),
+            policy,
         }
     }
 }
@@ -93,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_policy_of_the_api_has_its_version_and_generation() {
+    fn network_policy_of_the_api_has_its_version_and_uid() {
         let object = json!({
             "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": KIND,
             "metadata": { "namespace": "x", "name": "p", "uid": "u", "generation": 7, "managedFields": [{}],
@@ -103,7 +112,7 @@ mod tests {
         });
         let new = serde_json::from_value::<PolicyObject<false>>(object.clone()).unwrap().reduce();
         assert_eq!((new.policy.faults.as_slice(), new.policy.ingress.rules.len()), (&[][..], 1));
-        assert_eq!((new.uid.as_str(), new.generation, new.version), ("u", 7, VERSIONS[1]));
+        assert_eq!((new.uid.as_str(), new.version), ("u", VERSIONS[1]));
         let old = serde_json::from_value::<PolicyObject<true>>(object).unwrap().reduce();
         assert!(old.policy.faults[0].to_string().contains("endPort"), "{:?}", old.policy.faults);
         for malformed in [json!({ "metadata": {} }), json!({ "metadata": {}, "spec": [] })] {

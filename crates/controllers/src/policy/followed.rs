@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
@@ -11,20 +12,24 @@ use policy_api::policy_object::WatchedPolicy;
 use policy_api::policy_watch::follow_policies;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch::Receiver;
+use tokio::task::yield_now;
 
 use crate::policy::address_verifier::{
     AddressVerifier, IsVerified, LeasedBlock, LeasedBlockObject, VerifiedNetworkObject,
 };
-use crate::policy::peer_index::PeerIndex;
+use crate::policy::peer_index::{Changed, PeerIndex};
 use crate::policy::peer_pods::{PeerPod, PeerPodObject};
 use crate::policy::written_set::{WrittenSet, WrittenSetObject};
-use kube_support::cache::changed_keys::{Changed, ChangedKeys};
+use kube_support::cache::changed_keys::{Changed as ChangedObjects, ChangedKeys};
 use kube_support::cache::{Cache, follow};
 use kube_support::resources::{Key, NamespaceObject, Reduced};
 
 /// Number of objects in one response: address sets have up to 1 MiB, and a page is in memory as a whole.
 const PAGE: u32 = 200;
-const SETS_PAGE: u32 = 20;
+const SETS_PAGE: u32 = 10;
+
+/// Time after which other tasks of the process run.
+const STEP_MAX: Duration = Duration::from_millis(20);
 
 /// Caches of the watched objects.
 pub(super) struct Caches {
@@ -114,8 +119,8 @@ impl Caches {
         }
     }
 
-    /// Applies changes to the state. The result are the names of the address sets that may have to be written.
-    pub(super) fn apply(&self, changes: &mut Changes, state: &mut State) -> BTreeSet<Key> {
+    /// Applies changes to the state. Returns the policies that changed, and the address sets that may have to be written.
+    pub(super) async fn apply(&self, changes: &mut Changes, state: &mut State) -> Changed {
         changes.receivers.iter_mut().for_each(Receiver::mark_unchanged);
         let State { index, verifier } = state;
         let mut pods = keys(&changes.pods, &self.pods, || index.pods().cloned().collect());
@@ -135,16 +140,19 @@ impl Caches {
         for key in keys(&changes.namespaces, &self.namespaces, || known().collect()) {
             index.set_namespace(&key.1, self.namespaces.find(&key).as_deref());
         }
+        let mut pace = Pace::default();
         for key in pods {
+            pace.step().await;
             index.set_pod(&key, verifier.verify(&key, self.pods.find(&key).as_deref()));
         }
         let known = || index.policies().map(|(key, _)| key.clone());
         for key in keys(&changes.policies, &self.policies, || known().collect()) {
+            pace.step().await;
             index.set_policy(&key, self.policies.find(&key));
         }
-        let mut sets = keys(&changes.sets, &self.sets, BTreeSet::new);
-        sets.extend(index.take_changed());
-        sets
+        let mut changed = index.take_changed();
+        changed.sets.extend(keys(&changes.sets, &self.sets, BTreeSet::new));
+        changed
     }
 }
 
@@ -161,6 +169,25 @@ impl Changes {
             changed = five.changed() => changed,
             changed = six.changed() => changed,
         };
+    }
+}
+
+/// Long work in steps, between which other tasks run: the renewal of the Lease must not wait for thousands of policies.
+#[derive(Debug)]
+struct Pace(Instant);
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace(Instant::now())
+    }
+}
+
+impl Pace {
+    async fn step(&mut self) {
+        if self.0.elapsed() >= STEP_MAX {
+            yield_now().await;
+            self.0 = Instant::now();
+        }
     }
 }
 
@@ -188,8 +215,8 @@ fn keys<T: PartialEq>(
     known: impl FnOnce() -> BTreeSet<Key>,
 ) -> BTreeSet<Key> {
     match changes.take() {
-        Changed::Keys(keys) => keys,
-        Changed::All => {
+        ChangedObjects::Keys(keys) => keys,
+        ChangedObjects::All => {
             let mut keys = known();
             keys.extend(cache.keys());
             keys

@@ -1,10 +1,10 @@
-//! Index of policies and of the addresses of their peers, updated with each changed object.
+//! Index of policies and of the pods that their rules select, updated with each changed object.
 //!
 //! - A change of a pod costs the selections on its networks, whatever the number of pods.
 //! - A change of a policy costs the pods on its networks. A change of a namespace costs its pods.
 //! - The result is that of `npwg::network_policy::resolve` with all pods; a test compares the two.
-//! - Two pods may have one address: an address is counted, and leaves a set with its last pod.
-//! - Rules with equal peers share one selection, so many small policies do not multiply the addresses of many pods.
+//! - Rules of a namespace with equal peers share one selection, so many small policies do not multiply what is kept.
+//! - A selection takes one bit for each pod. Its addresses are collected when its object is written.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,108 +12,119 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use npwg::metadata::{Labels, NetworkReference};
-use npwg::network_policy::{Direction, NetworkPolicy, PeerSet, PolicyAddresses};
+use npwg::network_policy::{AddressList, PeerSelection};
 use npwg::pod_policies::PodNetworks;
+use policy_api::address_set::SetPort;
 use policy_api::policy_object::WatchedPolicy;
+use policy_api::set_name::set_name;
 
-use crate::policy::selection::{SelectionId, selections};
+use crate::policy::pod_slots::{NumberSet, PodSlots};
 
 use kube_support::resources::Key;
 
 /// Policies with their peers.
 #[derive(Debug, Default)]
 pub(super) struct PeerIndex {
-    policies: BTreeMap<Key, IndexedPolicy>,
-    selections: BTreeMap<SelectionId, Selection>,
-    selections_by_network: BTreeMap<NetworkReference, BTreeSet<SelectionId>>,
-    pods: BTreeMap<Key, Arc<PodNetworks>>,
+    policies: BTreeMap<Key, Arc<WatchedPolicy>>,
+    /// Selections by namespace and name of their address set.
+    selections: BTreeMap<Key, IndexedSelection>,
+    selections_by_network: BTreeMap<NetworkReference, BTreeSet<Key>>,
+    pods: PodSlots,
     pods_by_network: BTreeMap<NetworkReference, BTreeSet<Key>>,
     namespaces: BTreeMap<String, Labels>,
-    /// Policies whose object may have to be written.
-    changed: BTreeSet<Key>,
+    changed: Changed,
 }
 
-/// Policy with the selection of each of its rules.
-#[derive(Debug)]
-struct IndexedPolicy {
-    policy: Arc<WatchedPolicy>,
-    rules: Vec<(Direction, usize, SelectionId)>,
+/// Changes since the last call of [`PeerIndex::take_changed`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    /// Policies that changed or are gone.
+    pub(super) policies: BTreeSet<Key>,
+    /// Address sets that may have to be written or deleted.
+    pub(super) sets: BTreeSet<Key>,
 }
 
-/// Peers of equal rules: a policy with this rule alone, the addresses of its peers, and the policies with such a rule.
+/// Selection with its pods, and the policies with such a rule.
 #[derive(Debug)]
-struct Selection {
-    rule: NetworkPolicy,
-    members: Members,
+struct IndexedSelection {
+    selection: PeerSelection,
+    pods: NumberSet,
     users: BTreeSet<Key>,
 }
 
-/// Addresses of a policy's sets, each with the number of its pods.
-#[derive(Debug, Default)]
-struct Members(BTreeMap<PeerSet, BTreeMap<IpAddr, u32>>);
+/// Addresses of a pod in the sets of a selection, by port.
+type Contribution = Vec<(SetPort, IpAddr)>;
 
 // === impl PeerIndex ===
 
 impl PeerIndex {
     /// Adds, replaces or removes a policy.
     pub(super) fn set_policy(&mut self, key: &Key, policy: Option<Arc<WatchedPolicy>>) {
-        let known = self.policies.get(key).map(|known| &known.policy);
-        if known == policy.as_ref() {
+        if self.policies.get(key) == policy.as_ref() {
             return;
         }
-        self.changed.insert(key.clone());
-        let before = self.policies.remove(key);
+        self.changed.policies.insert(key.clone());
+        let before = self.sets_of(key);
+        self.policies.remove(key);
         if let Some(policy) = policy {
-            let mut rules = Vec::new();
-            for (direction, rule, id, selection) in selections(&policy.policy) {
-                self.use_selection(id, selection, key);
-                rules.push((direction, rule, id));
+            for (_, _, selection) in policy.policy.selections() {
+                self.use_selection(selection, key);
             }
-            self.policies.insert(key.clone(), IndexedPolicy { policy, rules });
+            self.policies.insert(key.clone(), policy);
         }
         // Last, so that a selection which continues is not built again.
-        let now: BTreeSet<SelectionId> =
-            self.policies.get(key).into_iter().flat_map(IndexedPolicy::ids).collect();
-        for id in before.iter().flat_map(IndexedPolicy::ids).filter(|id| !now.contains(id)) {
-            self.leave_selection(id, key);
+        for set in before.difference(&self.sets_of(key)) {
+            self.leave_selection(set, key);
         }
+    }
+
+    /// Returns the address sets of a policy.
+    pub(super) fn sets_of(&self, policy: &Key) -> BTreeSet<Key> {
+        let rules = self.policies.get(policy).into_iter().flat_map(|policy| &policy.selections);
+        rules.map(|rule| (policy.0.clone(), rule.set.clone())).collect()
     }
 
     /// Adds a policy to the users of a selection; the first one resolves it.
-    fn use_selection(&mut self, id: SelectionId, rule: NetworkPolicy, user: &Key) {
-        if let Some(known) = self.selections.get_mut(&id) {
+    fn use_selection(&mut self, selection: PeerSelection, user: &Key) {
+        let key = (user.0.clone(), set_name(&selection));
+        if let Some(known) = self.selections.get_mut(&key) {
             known.users.insert(user.clone());
             return;
         }
-        let mut members = Members::default();
-        let mut pods = BTreeSet::new();
-        for network in &rule.networks {
-            self.selections_by_network.entry(network.clone()).or_default().insert(id);
+        let (mut members, mut pods) = (NumberSet::default(), BTreeSet::new());
+        for network in selection.networks() {
+            self.selections_by_network.entry(network.clone()).or_default().insert(key.clone());
             pods.extend(self.pods_by_network.get(network).into_iter().flatten());
         }
-        for pod in pods.into_iter().filter_map(|key| self.pods.get(key)) {
+        for number in pods.into_iter().filter_map(|pod| self.pods.number(pod)) {
+            let Some(pod) = self.pods.at(number) else { continue };
             let labels = self.namespaces.get(&pod.namespace);
-            members.add(contributions(&rule, pod, labels));
+            if is_member(&selection, pod, labels) {
+                members.set(number, true);
+            }
         }
-        self.selections.insert(id, Selection { rule, members, users: BTreeSet::from([user.clone()]) });
+        self.changed.sets.insert(key.clone());
+        let users = BTreeSet::from([user.clone()]);
+        self.selections.insert(key, IndexedSelection { selection, pods: members, users });
     }
 
     /// Removes a policy from the users of a selection; the last one removes it.
-    fn leave_selection(&mut self, id: SelectionId, user: &Key) {
-        let Some(known) = self.selections.get_mut(&id) else { return };
+    fn leave_selection(&mut self, key: &Key, user: &Key) {
+        let Some(known) = self.selections.get_mut(key) else { return };
         known.users.remove(user);
         if known.users.is_empty() {
-            for network in &known.rule.networks {
-                remove(&mut self.selections_by_network, network, &id);
+            for network in known.selection.networks() {
+                remove(&mut self.selections_by_network, network, key);
             }
-            self.selections.remove(&id);
+            self.selections.remove(key);
+            self.changed.sets.insert(key.clone());
         }
     }
 
     /// Adds, replaces or removes a pod.
     pub(super) fn set_pod(&mut self, key: &Key, pod: Option<Arc<PodNetworks>>) {
         let pod = pod.filter(|pod| !pod.networks.is_empty());
-        let known = self.pods.get(key).cloned();
+        let known = self.pods.find(key).cloned();
         if known == pod {
             return;
         }
@@ -124,25 +135,30 @@ impl PeerIndex {
         for network in now.difference(&before) {
             self.pods_by_network.entry(network.clone()).or_default().insert(key.clone());
         }
-        let labels = self.namespaces.get(&key.0);
-        let affected: BTreeSet<SelectionId> = before
+        let affected: BTreeSet<Key> = before
             .union(&now)
             .flat_map(|network| self.selections_by_network.get(network).into_iter().flatten())
-            .copied()
+            .cloned()
             .collect();
-        for id in affected {
-            let Some(entry) = self.selections.get_mut(&id) else { continue };
+        let number = match &pod {
+            Some(pod) => Some(self.pods.insert(key, Arc::clone(pod))),
+            None => self.pods.number(key),
+        };
+        let labels = self.namespaces.get(&key.0);
+        for set in affected {
+            let Some((entry, number)) = self.selections.get_mut(&set).zip(number) else { continue };
             let of = |pod: Option<&PodNetworks>| {
-                pod.map(|pod| contributions(&entry.rule, pod, labels)).unwrap_or_default()
+                pod.map(|pod| contribution(&entry.selection, pod, labels)).unwrap_or_default()
             };
-            if entry.members.change(of(known.as_deref()), of(pod.as_deref())) {
-                self.changed.extend(entry.users.iter().cloned());
+            let (before, now) = (of(known.as_deref()), of(pod.as_deref()));
+            entry.pods.set(number, !now.is_empty());
+            if before != now {
+                self.changed.sets.insert(set);
             }
         }
-        match pod {
-            Some(pod) => self.pods.insert(key.clone(), pod),
-            None => self.pods.remove(key),
-        };
+        if pod.is_none() {
+            self.pods.remove(key);
+        }
     }
 
     /// Sets the labels of a namespace; none if they are unknown.
@@ -151,20 +167,20 @@ impl PeerIndex {
         if known.as_ref() == labels {
             return;
         }
-        let first = (namespace.to_owned(), String::new());
-        let pods = self.pods.range(first..).take_while(|((name, _), _)| name == namespace);
-        for (_, pod) in pods {
+        for (number, pod) in self.pods.of_namespace(namespace) {
             let networks = pod.networks.iter().map(|(network, _)| network);
-            let affected: BTreeSet<SelectionId> = networks
+            let affected: BTreeSet<Key> = networks
                 .flat_map(|network| self.selections_by_network.get(network))
                 .flatten()
-                .copied()
+                .cloned()
                 .collect();
-            for id in affected {
-                let Some(entry) = self.selections.get_mut(&id) else { continue };
-                let of = |labels| contributions(&entry.rule, pod, labels);
-                if entry.members.change(of(known.as_ref()), of(labels)) {
-                    self.changed.extend(entry.users.iter().cloned());
+            for set in affected {
+                let Some(entry) = self.selections.get_mut(&set) else { continue };
+                let of = |labels| contribution(&entry.selection, pod, labels);
+                let (before, now) = (of(known.as_ref()), of(labels));
+                entry.pods.set(number, !now.is_empty());
+                if before != now {
+                    self.changed.sets.insert(set);
                 }
             }
         }
@@ -174,37 +190,49 @@ impl PeerIndex {
         };
     }
 
-    /// Returns the policies that changed, or whose addresses changed, since the last call.
-    pub(super) fn take_changed(&mut self) -> BTreeSet<Key> {
+    /// Returns the policies and address sets that may have changed since the last call.
+    pub(super) fn take_changed(&mut self) -> Changed {
         std::mem::take(&mut self.changed)
     }
 
     /// Returns a policy.
     pub(super) fn policy(&self, key: &Key) -> Option<&Arc<WatchedPolicy>> {
-        self.policies.get(key).map(|known| &known.policy)
+        self.policies.get(key)
     }
 
     /// Returns all policies.
     pub(super) fn policies(&self) -> impl Iterator<Item = (&Key, &Arc<WatchedPolicy>)> {
-        self.policies.iter().map(|(key, known)| (key, &known.policy))
+        self.policies.iter()
     }
 
     /// Returns the number of policies, and of pods with networks.
     pub(super) fn counts(&self) -> (usize, usize) {
-        (self.policies.len(), self.pods.len())
+        (self.policies.len(), self.pods.count())
     }
 
-    /// Returns the addresses of a policy's peers.
-    pub(super) fn addresses(&self, key: &Key) -> PolicyAddresses {
-        let mut addresses = PolicyAddresses::default();
-        let rules = self.policies.get(key).into_iter().flat_map(|known| &known.rules);
-        for (direction, rule, id) in rules {
-            for (set, counted) in self.selections.get(id).into_iter().flat_map(|known| &known.members.0) {
-                let set = PeerSet { direction: *direction, rule: *rule, port: set.port };
-                addresses.insert(set, counted.keys().copied());
+    /// Returns the selection of an address set, with its addresses; `None` if no policy has it.
+    pub(super) fn addresses(&self, set: &Key) -> Option<(&PeerSelection, BTreeMap<SetPort, AddressList>)> {
+        let IndexedSelection { selection, pods, users: _ } = self.selections.get(set)?;
+        let mut addresses: BTreeMap<SetPort, Vec<IpAddr>> = BTreeMap::new();
+        for pod in pods.iter().filter_map(|number| self.pods.at(number)) {
+            for attachment in pod.attachments(self.namespaces.get(&pod.namespace)) {
+                for port in selection.sets(&attachment) {
+                    addresses.entry(port).or_default().extend(attachment.addresses);
+                }
             }
         }
-        addresses
+        let lists = addresses.into_iter().map(|(port, all)| (port, all.into_iter().collect()));
+        Some((selection, lists.collect()))
+    }
+
+    /// Whether a rule needs this address set.
+    pub(super) fn has_set(&self, set: &Key) -> bool {
+        self.selections.contains_key(set)
+    }
+
+    /// Returns the policies that have a rule with this address set.
+    pub(super) fn users(&self, set: &Key) -> impl Iterator<Item = &Key> {
+        self.selections.get(set).into_iter().flat_map(|known| &known.users)
     }
 
     /// Returns the keys of all pods with networks.
@@ -223,19 +251,27 @@ impl PeerIndex {
     }
 }
 
-/// Returns the sets of a policy in which a pod is, with each of its addresses.
-fn contributions(
-    policy: &NetworkPolicy,
+/// Returns the addresses of a pod in the sets of a selection, each once.
+fn contribution(
+    selection: &PeerSelection,
     pod: &PodNetworks,
     namespace_labels: Option<&Labels>,
-) -> Vec<(PeerSet, IpAddr)> {
-    let mut all = Vec::new();
+) -> Contribution {
+    let mut all = Contribution::new();
     for attachment in pod.attachments(namespace_labels) {
-        for set in policy.peer_sets(&attachment) {
-            all.extend(attachment.addresses.iter().map(|address| (set, *address)));
+        for port in selection.sets(&attachment) {
+            all.extend(attachment.addresses.iter().map(|address| (port, *address)));
         }
     }
+    all.sort_unstable();
+    all.dedup();
     all
+}
+
+/// Whether a pod has an address in a set of a selection.
+fn is_member(selection: &PeerSelection, pod: &PodNetworks, namespace_labels: Option<&Labels>) -> bool {
+    let mut attachments = pod.attachments(namespace_labels);
+    attachments.any(|attachment| !attachment.addresses.is_empty() && !selection.sets(&attachment).is_empty())
 }
 
 /// Returns the networks of a pod, each once.
@@ -249,52 +285,6 @@ fn remove<K: Ord>(index: &mut BTreeMap<NetworkReference, BTreeSet<K>>, network: 
         if keys.get().is_empty() {
             keys.remove();
         }
-    }
-}
-
-// === impl IndexedPolicy ===
-
-impl IndexedPolicy {
-    fn ids(&self) -> impl Iterator<Item = SelectionId> {
-        self.rules.iter().map(|(_, _, id)| *id)
-    }
-}
-
-// === impl Members ===
-
-impl Members {
-    fn add(&mut self, added: Vec<(PeerSet, IpAddr)>) {
-        for (set, address) in added {
-            *self.0.entry(set).or_default().entry(address).or_default() += 1;
-        }
-    }
-
-    fn subtract(&mut self, removed: &[(PeerSet, IpAddr)]) {
-        for (set, address) in removed {
-            let Some(addresses) = self.0.get_mut(set) else { continue };
-            if let Entry::Occupied(mut count) = addresses.entry(*address) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-            if addresses.is_empty() {
-                self.0.remove(set);
-            }
-        }
-    }
-
-    /// Replaces what a pod contributed. The result is whether the sets may have changed.
-    fn change(&mut self, mut before: Vec<(PeerSet, IpAddr)>, mut now: Vec<(PeerSet, IpAddr)>) -> bool {
-        before.sort_unstable();
-        now.sort_unstable();
-        if before == now {
-            return false;
-        }
-        // First the new ones, so that no set that continues is built again.
-        self.add(now);
-        self.subtract(&before);
-        true
     }
 }
 

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use npwg::metadata::{Labels, Pod};
-use npwg::network_policy::{PodAttachment, resolve};
+use npwg::network_policy::{AddressList, PodAttachment, resolve};
 use npwg::pod_policies::PodNetworks;
 use npwg::selection::Annotation;
 use npwg::status::NETWORK_STATUS;
-use policy_api::address_set::{AddressSetObject, spec};
+use policy_api::address_set::{WrittenAddressSet, spec};
 use policy_api::policy_object::{PolicyObject, WatchedPolicy};
 use serde_json::json;
 
@@ -83,7 +83,7 @@ impl Sizes {
         let of_tenant = json!({ "namespaceSelector": { "matchLabels": { "tenant": "a" } } });
         let peer = if number.is_multiple_of(10) { of_tenant } else { of_all };
         let object = json!({
-            "metadata": { "namespace": namespace, "name": name, "uid": format!("0000-{number}"), "generation": 1,
+            "metadata": { "namespace": namespace, "name": name, "uid": format!("0000-{number}"),
                 "annotations": { "k8s.v1.cni.cncf.io/policy-for": format!("infra/net-{}", number % self.networks) } },
             "spec": { "podSelector": role(number), "policyTypes": ["Ingress", "Egress"],
                 "ingress": [{ "from": [peer], "ports": [{ "port": 443 }] }],
@@ -94,11 +94,16 @@ impl Sizes {
     }
 }
 
-/// Bytes of the address set of a policy.
-fn bytes(index: &PeerIndex, key: &Key) -> usize {
-    let policy = index.policy(key).unwrap();
-    let spec = spec(policy, &index.addresses(key)).unwrap();
-    serde_json::to_vec(&AddressSetObject::new(policy, &spec)).unwrap().len()
+/// Bytes of an address set.
+fn bytes(index: &PeerIndex, set: &Key) -> usize {
+    let (selection, addresses) = index.addresses(set).unwrap();
+    let spec = spec(selection, &addresses).unwrap();
+    serde_json::to_vec(&WrittenAddressSet::new(set, spec)).unwrap().len()
+}
+
+/// Address sets of the policies that select a pod of each node.
+fn watched_sets(index: &PeerIndex, watched: &[BTreeSet<Key>]) -> Vec<BTreeSet<Key>> {
+    watched.iter().map(|keys| keys.iter().flat_map(|key| index.sets_of(key)).collect()).collect()
 }
 
 /// Policies that select a pod of each node.
@@ -139,7 +144,14 @@ impl StartCost {
         self.slowest = self.slowest.max(begin.elapsed());
         let changed = index.take_changed();
         let network = &pod.networks[0].0;
-        assert!(changed.iter().all(|key| index.policy(key).unwrap().policy.networks.contains(network)));
+        assert!(
+            changed
+                .sets
+                .iter()
+                .flat_map(|set| index.users(set))
+                .all(|key| { index.policy(key).unwrap().policy.networks.contains(network) })
+        );
+        let changed = changed.sets;
         self.writes += changed.len();
         for key in &changed {
             let size = bytes(index, key);
@@ -160,7 +172,7 @@ fn compare(index: &PeerIndex, policies: &[(Key, Arc<WatchedPolicy>)], pods: &[In
         })
         .collect();
     for (key, policy) in policies.iter().step_by(7) {
-        assert_eq!(index.addresses(key), resolve(&policy.policy, &attachments), "{key:?}");
+        assert_eq!(index.policy_addresses(key), resolve(&policy.policy, &attachments), "{key:?}");
     }
 }
 
@@ -180,19 +192,24 @@ fn policy_simulation_of_a_cluster_writes_what_changed() {
     policies.iter().for_each(|(key, policy)| index.set_policy(key, Some(Arc::clone(policy))));
     let resolved = begin.elapsed();
     index.take_changed();
-    let sets: BTreeMap<Key, usize> =
-        policies.iter().map(|(key, _)| (key.clone(), bytes(&index, key))).collect();
+    let all: BTreeSet<Key> = policies.iter().flat_map(|(key, _)| index.sets_of(key)).collect();
+    let sets: BTreeMap<Key, usize> = all.into_iter().map(|set| (set.clone(), bytes(&index, &set))).collect();
     let serialized = begin.elapsed().saturating_sub(resolved);
-    let watched = watched(&sizes, &policies, present);
+    let watched = watched_sets(&index, &watched(&sizes, &policies, present));
     let mut cost = StartCost::default();
     starting.iter().for_each(|pod| cost.add(&mut index, pod, &watched));
     compare(&index, &policies, &pods);
 
     let Sizes { pods, policies: _, networks, nodes } = sizes;
     let StartCost { writes, write_bytes, watch_bytes, slowest } = cost;
-    let counts: Vec<usize> = policies.iter().map(|(key, _)| index.addresses(key).count()).collect();
+    let counts: Vec<usize> =
+        sets.keys().map(|set| index.addresses(set).unwrap().1.values().map(AddressList::len).sum()).collect();
     let lists: Vec<usize> = watched.iter().map(|keys| keys.iter().map(|key| sets[key]).sum()).collect();
-    eprintln!("pods {pods}, policies {}, networks {networks}, nodes {nodes}", policies.len());
+    eprintln!(
+        "pods {pods}, policies {}, networks {networks}, nodes {nodes}, sets {}",
+        policies.len(),
+        sets.len()
+    );
     eprintln!("resolve all: {resolved:?}; serialize all: {serialized:?}; slowest update: {slowest:?}");
     print("addresses of a set", &counts);
     print("bytes of a set", &sets.values().copied().collect::<Vec<_>>());

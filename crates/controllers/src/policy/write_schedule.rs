@@ -1,8 +1,8 @@
-//! Times at which the objects of policies are written.
+//! Times at which address sets are written.
 //!
 //! - A change after a pause is written at once. Further changes are collected until [`WriteSchedule::finished`] plus an
 //!   interval, so a burst of pods causes few writes.
-//! - A policy has one write at a time. A failed write is repeated after growing pauses and delays no other policy.
+//! - A set has one write at a time. A failed write is repeated after growing pauses and delays no other set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,13 +23,13 @@ const WRITES_MAX: usize = 16;
 pub(super) struct WriteSchedule {
     /// Requested writes by the time before which they do not start.
     due: BTreeSet<(Instant, Key)>,
-    policies: BTreeMap<Key, PolicyWrites>,
+    sets: BTreeMap<Key, SetWrites>,
     running: usize,
 }
 
-/// Writes of one policy.
+/// Writes of one address set.
 #[derive(Debug, Default)]
-struct PolicyWrites {
+struct SetWrites {
     /// Time of the first change that is not written, and time before which it is not written.
     requested: Option<(Instant, Instant)>,
     is_running: bool,
@@ -53,33 +53,44 @@ pub(super) enum Written {
 impl WriteSchedule {
     /// Requests a write.
     pub(super) fn request(&mut self, key: &Key, now: Instant) {
-        let policy = self.policies.entry(key.clone()).or_default();
-        if policy.requested.is_none() {
-            let start = policy.not_before.map_or(now, |before| before.max(now));
-            policy.requested = Some((now, start));
-            if !policy.is_running {
-                self.due.insert((start, key.clone()));
+        self.request_at(key, now, now);
+    }
+
+    /// Requests a write at a time, or earlier if another request needs it.
+    pub(super) fn request_at(&mut self, key: &Key, now: Instant, at: Instant) {
+        let writes = self.sets.entry(key.clone()).or_default();
+        let start = writes.not_before.map_or(at, |before| before.max(at));
+        let changed = match writes.requested {
+            Some((_, known)) if known <= start => return,
+            Some((changed, known)) => {
+                self.due.remove(&(known, key.clone()));
+                changed
             }
+            None => now,
+        };
+        writes.requested = Some((changed, start));
+        if !writes.is_running {
+            self.due.insert((start, key.clone()));
         }
     }
 
-    /// Starts the next write that is due. The result is the policy and the time of its first change.
+    /// Starts the next write that is due. The result is the set and the time of its first change.
     pub(super) fn start(&mut self, now: Instant) -> Option<(Key, Instant)> {
         if self.running >= WRITES_MAX || self.due.first().is_none_or(|(start, _)| *start > now) {
             return None;
         }
         let (_, key) = self.due.pop_first()?;
-        let policy = self.policies.entry(key.clone()).or_default();
-        let (changed, _) = policy.requested.take()?;
-        policy.is_running = true;
+        let writes = self.sets.entry(key.clone()).or_default();
+        let (changed, _) = writes.requested.take()?;
+        writes.is_running = true;
         self.running += 1;
         Some((key, changed))
     }
 
     /// Records the end of a write. After a failure the write is requested again.
     pub(super) fn finished(&mut self, key: &Key, written: Written, now: Instant) {
-        let policy = self.policies.entry(key.clone()).or_default();
-        policy.is_running = false;
+        let writes = self.sets.entry(key.clone()).or_default();
+        writes.is_running = false;
         self.running = self.running.saturating_sub(1);
         let delay = match written {
             Written::Done(0) => Duration::ZERO,
@@ -87,16 +98,17 @@ impl WriteSchedule {
                 let more = u64::try_from(bytes / BYTES_PER_MILLISECOND).unwrap_or(u64::MAX);
                 INTERVAL + Duration::from_millis(more)
             }
-            Written::Failed => policy.pause.map_or(PAUSES.0, |before| (before * 2).min(PAUSES.1)),
+            Written::Failed => writes.pause.map_or(PAUSES.0, |before| (before * 2).min(PAUSES.1)),
         };
-        policy.pause = (written == Written::Failed).then_some(delay);
-        policy.not_before = Some(now + delay);
-        if written == Written::Failed && policy.requested.is_none() {
-            policy.requested = Some((now, now));
+        writes.pause = (written == Written::Failed).then_some(delay);
+        writes.not_before = Some(now + delay);
+        if written == Written::Failed && writes.requested.is_none() {
+            writes.requested = Some((now, now));
         }
-        if let Some((changed, _)) = policy.requested {
-            policy.requested = Some((changed, now + delay));
-            self.due.insert((now + delay, key.clone()));
+        if let Some((changed, start)) = writes.requested {
+            let start = start.max(now + delay);
+            writes.requested = Some((changed, start));
+            self.due.insert((start, key.clone()));
         }
     }
 
@@ -105,10 +117,10 @@ impl WriteSchedule {
         self.due.first().filter(|_| self.running < WRITES_MAX).map(|(start, _)| *start)
     }
 
-    /// Removes the state of a policy, unless it has a write.
+    /// Removes the state of a set, unless it has a write.
     pub(super) fn forget(&mut self, key: &Key) {
-        if self.policies.get(key).is_some_and(|policy| !policy.is_running && policy.requested.is_none()) {
-            self.policies.remove(key);
+        if self.sets.get(key).is_some_and(|writes| !writes.is_running && writes.requested.is_none()) {
+            self.sets.remove(key);
         }
     }
 }
@@ -141,7 +153,7 @@ mod tests {
         // A large object has a longer interval.
         schedule.request(&key("a"), end + INTERVAL);
         assert_eq!(schedule.next(), Some(end + 2 * INTERVAL + 300 * MILLISECOND));
-        // Another policy does not wait.
+        // Another set does not wait.
         schedule.request(&key("b"), end + INTERVAL);
         assert_eq!(schedule.start(end + INTERVAL), Some((key("b"), end + INTERVAL)));
         schedule.finished(&key("b"), Written::Done(0), end + INTERVAL);
@@ -165,7 +177,22 @@ mod tests {
         assert!(schedule.start(now).is_some());
         schedule.finished(&key("a"), Written::Done(1), now);
         schedule.forget(&key("a"));
-        assert!(schedule.policies.is_empty() && schedule.next().is_none());
+        assert!(schedule.sets.is_empty() && schedule.next().is_none());
+    }
+
+    #[test]
+    fn policy_write_that_is_planned_for_later_is_moved_up() {
+        let (mut schedule, now) = (WriteSchedule::default(), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        schedule.request_at(&key("a"), now, at(10));
+        schedule.request_at(&key("a"), at(1), at(20));
+        assert_eq!((schedule.next(), schedule.start(at(9))), (Some(at(10)), None));
+        schedule.request(&key("a"), at(1));
+        assert_eq!((schedule.due.len(), schedule.start(at(1))), (1, Some((key("a"), now))));
+        // A later time that is requested during a write stays.
+        schedule.request_at(&key("a"), at(2), at(10));
+        schedule.finished(&key("a"), Written::Done(0), at(3));
+        assert_eq!(schedule.next(), Some(at(10)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! PolicyAddressSets of the API server, reduced to what tells whether one must be written again.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use sha2::{Digest, Sha512};
 
@@ -17,33 +17,35 @@ pub(super) type SpecDigest = [u8; 32];
 pub(super) struct WrittenSet {
     /// Uid of the object.
     pub(super) uid: String,
-    /// Uids of its owners.
-    pub(super) owners: Vec<String>,
     /// Digest of its spec; none if the spec is not readable.
     pub(super) digest: Option<SpecDigest>,
 }
 
-/// PolicyAddressSet as the API returns it.
+/// PolicyAddressSet as the API returns it. Only the digest of its spec is kept while a page of objects is read.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct WrittenSetObject {
     metadata: ObjectMeta,
-    #[serde(default)]
-    spec: Value,
+    #[serde(default, rename = "spec", deserialize_with = "read")]
+    digest: Option<SpecDigest>,
 }
 
-/// Returns the digest of a spec.
-pub(super) fn digest(spec: &PolicyAddressSetSpec) -> Option<SpecDigest> {
-    let text = serde_json::to_vec(spec).ok()?;
-    let whole = Sha512::digest(text);
-    whole.first_chunk::<32>().copied()
+/// Returns the digest of a spec, and its size in bytes.
+pub(super) fn digest_and_size(spec: &PolicyAddressSetSpec) -> (Option<SpecDigest>, usize) {
+    let text = serde_json::to_vec(spec).unwrap_or_default();
+    (Sha512::digest(&text).first_chunk::<32>().copied().filter(|_| !text.is_empty()), text.len())
+}
+
+fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SpecDigest>, D::Error> {
+    let spec = Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(spec).ok().and_then(|spec| digest_and_size(&spec).0))
 }
 
 // === impl WrittenSet ===
 
 impl WrittenSet {
-    /// Whether the object has this spec and this owner.
-    pub(super) fn has(&self, spec: Option<SpecDigest>, owner: &str) -> bool {
-        self.digest.is_some() && self.digest == spec && self.owners.iter().any(|uid| uid == owner)
+    /// Whether the object has this spec.
+    pub(super) fn has(&self, spec: Option<SpecDigest>) -> bool {
+        self.digest.is_some() && self.digest == spec
     }
 }
 
@@ -53,13 +55,8 @@ impl Reduced for WrittenSetObject {
     type Form = WrittenSet;
 
     fn reduce(self) -> WrittenSet {
-        let WrittenSetObject { metadata, spec } = self;
-        let owners = metadata.owner_references.unwrap_or_default();
-        WrittenSet {
-            uid: metadata.uid.unwrap_or_default(),
-            owners: owners.into_iter().map(|owner| owner.uid).collect(),
-            digest: serde_json::from_value(spec).ok().and_then(|spec| digest(&spec)),
-        }
+        let WrittenSetObject { metadata, digest } = self;
+        WrittenSet { uid: metadata.uid.unwrap_or_default(), digest }
     }
 }
 
@@ -73,24 +70,24 @@ mod tests {
 
     #[test]
     fn policy_address_set_is_written_again_after_manual_changes() {
-        let spec = json!({ "policyUid": "u", "policyGeneration": 1, "networks": ["x/net"],
-            "sets": [{ "direction": "ingress", "rule": 0, "addresses": ["10.0.0.1"] }] });
-        let ours = digest(&serde_json::from_value(spec.clone()).unwrap());
+        let spec = json!({ "selection": "{}", "sets": [{ "addresses": ["10.0.0.1"] }] });
+        let ours = digest_and_size(&serde_json::from_value(spec.clone()).unwrap()).0;
         let written = |spec: &Value| {
-            let object = json!({ "metadata": { "name": "p", "uid": "s",
-                "ownerReferences": [{ "apiVersion": "a", "kind": "k", "name": "p", "uid": "u" }] }, "spec": spec });
+            let object = json!({ "metadata": { "name": "p", "uid": "s" }, "spec": spec });
             serde_json::from_value::<WrittenSetObject>(object).unwrap().reduce()
         };
-        assert!(written(&spec).has(ours, "u") && !written(&spec).has(ours, "other"));
+        assert!(written(&spec).has(ours));
         for (path, value) in [
             ("/sets/0/addresses/0", json!("10.0.0.2")),
-            ("/policyGeneration", json!(2)),
-            ("/networks/0", json!("x/other")),
+            ("/selection", json!("")),
+            ("/sets/0/addresses", json!([])),
             ("/sets", json!(7)),
         ] {
             let mut changed = spec.clone();
             *changed.pointer_mut(path).unwrap() = value;
-            assert!(!written(&changed).has(ours, "u"), "{path}");
+            assert!(!written(&changed).has(ours), "{path}");
         }
+        let bare = json!({ "metadata": { "name": "p" } });
+        assert!(!serde_json::from_value::<WrittenSetObject>(bare).unwrap().reduce().has(ours));
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn merge(mut ranges: Vec<AddressRange>) -> Vec<AddressRange> {
 }
 
 /// Returns the next address of the family.
-fn after(address: IpAddr) -> Option<IpAddr> {
+pub(super) fn after(address: IpAddr) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) => u32::from(address).checked_add(1).map(|next| Ipv4Addr::from(next).into()),
         IpAddr::V6(address) => u128::from(address).checked_add(1).map(|next| Ipv6Addr::from(next).into()),

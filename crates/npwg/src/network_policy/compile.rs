@@ -144,7 +144,7 @@ impl Source<'_> {
         let Source { policy, direction, rule, addresses, .. } = *self;
         let suffix = port.map(|(protocol, number)| format!(":{protocol}:{number}")).unwrap_or_default();
         let found = addresses.find(&PeerSet { direction, rule, port });
-        let addresses = found.map(|all| all.iter().copied().collect()).unwrap_or_default();
+        let addresses = found.map(|all| all.iter().collect()).unwrap_or_default();
         (format!("{policy}:{direction}:{rule}{suffix}"), addresses)
     }
 

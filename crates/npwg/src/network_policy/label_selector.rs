@@ -4,6 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
+
 use super::NAMESPACE_NAME;
 use crate::metadata::Labels;
 
@@ -29,9 +31,31 @@ pub(super) enum Operator {
     DoesNotExist,
 }
 
+/// Condition as it is written into the text of a peer selection.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct RequirementText<'a> {
+    key: &'a str,
+    #[serde(flatten)]
+    operator: OperatorText<'a>,
+}
+
+/// Operator with its values.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum OperatorText<'a> {
+    In(&'a BTreeSet<String>),
+    NotIn(&'a BTreeSet<String>),
+    Exists(bool),
+}
+
 // === impl LabelSelector ===
 
 impl LabelSelector {
+    /// Returns the conditions in an order that does not depend on the author's.
+    pub(super) fn text(&self) -> BTreeSet<RequirementText<'_>> {
+        self.requirements.iter().map(Requirement::text).collect()
+    }
+
     /// Whether an object with these labels fits.
     pub fn fits(&self, labels: &Labels) -> bool {
         self.requirements.iter().all(|one| one.fits(labels.get(&one.key).map(String::as_str)))
@@ -56,6 +80,17 @@ impl LabelSelector {
 // === impl Requirement ===
 
 impl Requirement {
+    fn text(&self) -> RequirementText<'_> {
+        let Requirement { key, operator } = self;
+        let operator = match operator {
+            Operator::In(values) => OperatorText::In(values),
+            Operator::NotIn(values) => OperatorText::NotIn(values),
+            Operator::Exists => OperatorText::Exists(true),
+            Operator::DoesNotExist => OperatorText::Exists(false),
+        };
+        RequirementText { key, operator }
+    }
+
     fn fits(&self, value: Option<&str>) -> bool {
         match &self.operator {
             Operator::In(values) => value.is_some_and(|value| values.contains(value)),

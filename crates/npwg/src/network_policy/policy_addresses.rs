@@ -4,12 +4,14 @@
 //!   one network.
 //! - A named port of an egress rule is that of each peer: the rule has a set for each number that peers have for it.
 //!   Address blocks have no named ports.
+//! - Sets of rules that select the same share one list.
 //! - A set depends on the attachments of peers alone, one by one, so it can be kept up to date without the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use super::{Direction, NetworkPolicy, PodAttachment, PolicyPort, PolicyRule, Ports, Protocol};
+use super::{AddressList, Direction, NetworkPolicy, PodAttachment, PolicyPort, PolicyRule, Ports, Protocol};
 
 /// Place in a policy where the addresses of peers count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +26,7 @@ pub struct PeerSet {
 
 /// Addresses of the peers of a policy. A set that is absent is empty, and allows nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PolicyAddresses(BTreeMap<PeerSet, BTreeSet<IpAddr>>);
+pub struct PolicyAddresses(BTreeMap<PeerSet, Arc<AddressList>>);
 
 /// Returns the addresses of the peers of a policy. `pods` are the attachments of all pods, or at least of those that are
 /// attached to a network of the policy.
@@ -32,13 +34,15 @@ pub fn resolve<'a>(
     policy: &NetworkPolicy,
     pods: impl IntoIterator<Item = &'a PodAttachment<'a>>,
 ) -> PolicyAddresses {
-    let mut resolved = PolicyAddresses::default();
+    let mut resolved: BTreeMap<PeerSet, Vec<IpAddr>> = BTreeMap::new();
     for pod in pods {
         for set in policy.peer_sets(pod) {
-            resolved.insert(set, pod.addresses.iter().copied());
+            resolved.entry(set).or_default().extend(pod.addresses);
         }
     }
-    resolved
+    let mut addresses = PolicyAddresses::default();
+    resolved.into_iter().for_each(|(set, all)| addresses.insert(set, all));
+    addresses
 }
 
 /// Returns the addresses of the peers of each policy, by its name (`namespace/name`).
@@ -81,7 +85,7 @@ impl NetworkPolicy {
 
 impl PolicyRule {
     /// Whether the rule can allow traffic to ports that do not depend on the peer.
-    fn has_plain_set(&self, direction: Direction) -> bool {
+    pub(super) fn has_plain_set(&self, direction: Direction) -> bool {
         direction == Direction::Ingress
             || self.ports.is_empty()
             || self.ports.iter().any(|port| !matches!(port.ports, Ports::Named(_)))
@@ -103,20 +107,25 @@ impl PolicyPort {
 impl PolicyAddresses {
     /// Adds addresses to a set.
     pub fn insert(&mut self, set: PeerSet, addresses: impl IntoIterator<Item = IpAddr>) {
-        let mut addresses = addresses.into_iter().peekable();
-        if addresses.peek().is_some() {
-            self.0.entry(set).or_default().extend(addresses);
+        let known = self.0.get(&set).into_iter().flat_map(|list| list.iter());
+        self.share(set, Arc::new(known.chain(addresses).collect()));
+    }
+
+    /// Sets the list of a set.
+    pub fn share(&mut self, set: PeerSet, list: Arc<AddressList>) {
+        if !list.is_empty() {
+            self.0.insert(set, list);
         }
     }
 
     /// Returns the addresses of a set; none if it is empty.
-    pub fn find(&self, set: &PeerSet) -> Option<&BTreeSet<IpAddr>> {
-        self.0.get(set)
+    pub fn find(&self, set: &PeerSet) -> Option<&AddressList> {
+        self.0.get(set).map(Arc::as_ref)
     }
 
     /// Returns the sets that are not empty, in their order.
-    pub fn sets(&self) -> impl Iterator<Item = (&PeerSet, &BTreeSet<IpAddr>)> {
-        self.0.iter()
+    pub fn sets(&self) -> impl Iterator<Item = (&PeerSet, &AddressList)> {
+        self.0.iter().map(|(set, list)| (set, list.as_ref()))
     }
 
     /// Returns the ports for which a rule has a set of its own.
@@ -128,6 +137,6 @@ impl PolicyAddresses {
 
     /// Returns the number of addresses in all sets.
     pub fn count(&self) -> usize {
-        self.0.values().map(BTreeSet::len).sum()
+        self.0.values().map(|list| list.len()).fold(0, usize::saturating_add)
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of the index: after each change, its addresses are those that all pods together resolve to.
 
 use npwg::metadata::Pod;
-use npwg::network_policy::{PodAttachment, resolve};
+use npwg::network_policy::{PeerSet, PodAttachment, PolicyAddresses, resolve};
 use npwg::selection::Annotation;
 use npwg::status::NETWORK_STATUS;
 use policy_api::policy_object::PolicyObject;
@@ -41,7 +41,7 @@ fn pod(namespace: &str, name: &str, role: &str, networks: &[(&str, u8)], port: u
 fn policy(namespace: &str, name: &str, networks: &str, role: &str) -> Arc<WatchedPolicy> {
     let pods = json!({ "matchLabels": { "role": role } });
     let object = json!({
-        "metadata": { "namespace": namespace, "name": name, "uid": "u", "generation": 1,
+        "metadata": { "namespace": namespace, "name": name, "uid": "u",
             "annotations": { "k8s.v1.cni.cncf.io/policy-for": networks } },
         "spec": { "podSelector": {}, "policyTypes": ["Ingress", "Egress"],
             "ingress": [{ "from": [{ "podSelector": pods },
@@ -52,15 +52,25 @@ fn policy(namespace: &str, name: &str, networks: &str, role: &str) -> Arc<Watche
 }
 
 impl PeerIndex {
+    /// Returns the addresses of a policy, as agents find them in its address sets.
+    pub(in crate::policy) fn policy_addresses(&self, key: &Key) -> PolicyAddresses {
+        let mut all = PolicyAddresses::default();
+        for rule in self.policies.get(key).into_iter().flat_map(|policy| &policy.selections) {
+            let (_, sets) = self.addresses(&(key.0.clone(), rule.set.clone())).unwrap();
+            for (port, list) in sets {
+                all.insert(PeerSet { direction: rule.direction, rule: rule.rule, port }, list.iter());
+            }
+        }
+        all
+    }
+
     /// Compares every policy with what all pods resolve to.
     fn verify(&self) {
-        for (key, indexed) in &self.policies {
-            let pods: Vec<PodAttachment<'_>> = self
-                .pods
-                .values()
-                .flat_map(|pod| pod.attachments(self.namespaces.get(&pod.namespace)))
-                .collect();
-            assert_eq!(self.addresses(key), resolve(&indexed.policy.policy, &pods), "{key:?}");
+        for (key, policy) in &self.policies {
+            let pods = self.pods.keys().filter_map(|pod| self.pods.find(pod));
+            let attachments: Vec<PodAttachment<'_>> =
+                pods.flat_map(|pod| pod.attachments(self.namespaces.get(&pod.namespace))).collect();
+            assert_eq!(self.policy_addresses(key), resolve(&policy.policy, &attachments), "{key:?}");
         }
     }
 }
@@ -71,21 +81,23 @@ fn policy_index_change_of_a_pod_costs_policies_on_its_networks() {
     for (name, networks) in [("p", "x/one"), ("q", "x/two")] {
         index.set_policy(&key("x", name), Some(policy("x", name, networks, "web")));
     }
-    assert_eq!(index.take_changed().len(), 2);
+    let changed = index.take_changed();
+    assert_eq!((changed.policies.len(), changed.sets.len()), (2, 6));
     index.set_pod(&key("x", "a"), Some(pod("x", "a", "web", &[("one", 1)], 80)));
-    assert_eq!(index.take_changed(), BTreeSet::from([key("x", "p")]));
+    let changed = index.take_changed();
+    assert_eq!((changed.policies.len(), changed.sets), (0, index.sets_of(&key("x", "p"))));
     index.verify();
     // The same pod again, another label that no selector names, and a pod without networks.
     index.set_pod(&key("x", "a"), Some(pod("x", "a", "web", &[("one", 1)], 80)));
     index.set_pod(&key("x", "b"), Some(pod("x", "b", "web", &[], 80)));
-    assert_eq!((index.take_changed().len(), index.counts()), (0, (2, 1)));
+    assert_eq!((index.take_changed(), index.counts()), (Changed::default(), (2, 1)));
     // Another pod with the same address: the address stays when one of them ends.
     index.set_pod(&key("x", "c"), Some(pod("x", "c", "web", &[("one", 1)], 80)));
     index.set_pod(&key("x", "a"), None);
     index.verify();
-    assert_eq!(index.addresses(&key("x", "p")).count(), 3);
+    assert_eq!(index.policy_addresses(&key("x", "p")).count(), 3);
     index.set_pod(&key("x", "c"), None);
-    assert!(index.pods_by_network.is_empty() && index.addresses(&key("x", "p")).count() == 0);
+    assert!(index.pods_by_network.is_empty() && index.policy_addresses(&key("x", "p")).count() == 0);
     for name in ["p", "q"] {
         index.set_policy(&key("x", name), None);
     }
@@ -100,16 +112,16 @@ fn policy_index_follows_labels_of_namespaces() {
     index.set_policy(&key("x", "p"), Some(policy("x", "p", "x/one", "none")));
     index.set_pod(&key("y", "a"), Some(pod("y", "a", "web", &[("one", 1)], 80)));
     index.take_changed();
-    let count = |index: &PeerIndex| index.addresses(&key("x", "p")).count();
+    let count = |index: &PeerIndex| index.policy_addresses(&key("x", "p")).count();
     assert_eq!(count(&index), 1, "the named port alone");
     let tenant = |name: &str| Labels::from([("tenant".to_owned(), name.to_owned())]);
     index.set_namespace("y", Some(&tenant("a")));
-    assert_eq!((count(&index), index.take_changed().len()), (2, 1));
+    assert_eq!((count(&index), index.take_changed().sets.len()), (2, 1));
     index.set_namespace("y", Some(&tenant("b")));
     index.set_namespace("z", Some(&tenant("a")));
-    assert_eq!((count(&index), index.take_changed().len()), (1, 1));
+    assert_eq!((count(&index), index.take_changed().sets.len()), (1, 1));
     index.set_namespace("y", None);
-    assert_eq!(index.take_changed().len(), 0);
+    assert_eq!(index.take_changed(), Changed::default());
     index.verify();
 }
 
@@ -170,16 +182,41 @@ proptest! {
     fn policy_index_equals_the_resolution_of_all_pods(changes in prop::collection::vec(change(), 1..60)) {
         let mut index = PeerIndex::default();
         for change in changes {
-            let before: BTreeMap<Key, PolicyAddresses> =
-                index.policies.keys().map(|key| (key.clone(), index.addresses(key))).collect();
+            let before: BTreeMap<Key, BTreeMap<SetPort, AddressList>> = index
+                .selections
+                .keys()
+                .filter_map(|set| Some((set.clone(), index.addresses(set)?.1)))
+                .collect();
             index.take_changed();
             apply(&mut index, change);
             index.verify();
             let changed = index.take_changed();
-            for (key, addresses) in before {
-                let same = index.policies.contains_key(&key) && index.addresses(&key) == addresses;
-                prop_assert!(same || changed.contains(&key), "{:?} changed", key);
+            for set in before.keys().chain(index.selections.keys()) {
+                let same = index.addresses(set).map(|(_, addresses)| addresses).as_ref() == before.get(set);
+                prop_assert!(same || changed.sets.contains(set), "{:?} changed", set);
             }
         }
     }
+}
+
+#[test]
+fn policy_rules_with_equal_peers_share_an_address_set() {
+    let mut index = PeerIndex::default();
+    index.set_pod(&key("x", "a"), Some(pod("x", "a", "web", &[("one", 1)], 80)));
+    for number in 0..100 {
+        let name = format!("p{number}");
+        index.set_policy(&key("x", &name), Some(policy("x", &name, "x/one", "web")));
+    }
+    let sets = index.take_changed().sets;
+    assert_eq!((sets.len(), index.selections.len()), (3, 3), "one for each kind of rule");
+    let set = sets.first().unwrap();
+    assert_eq!(index.users(set).count(), 100);
+    // Another namespace has its own, and the last policy removes a set.
+    index.set_policy(&key("y", "p"), Some(policy("y", "p", "x/one", "web")));
+    assert_eq!(index.take_changed().sets.len(), 3);
+    for number in 0..100 {
+        assert_eq!(index.take_changed().sets, BTreeSet::new());
+        index.set_policy(&key("x", &format!("p{number}")), None);
+    }
+    assert_eq!((index.take_changed().sets, index.has_set(set)), (sets.clone(), false));
 }

@@ -1,7 +1,8 @@
 //! Objects of a cluster that decide about a connection: its pods, and the policies and labels of their namespaces.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use cli_support::async_runtime::runtime;
 use cli_support::failure::Failure;
@@ -12,7 +13,7 @@ use kube_support::api_error;
 use kube_support::lookup::ask;
 use kube_support::resources::{NamespaceObject, PodObject, Reduced};
 use manifest::Collection;
-use policy_api::address_set::{AddressSet, AddressSetObject};
+use policy_api::address_set::{AddressSet, AddressSetObject, current_addresses};
 use policy_api::policy_object::{PolicyObject, WatchedPolicy};
 use serde::de::DeserializeOwned;
 
@@ -61,9 +62,11 @@ impl ClusterObjects {
         };
         // Without this kind no controller writes sets; the verdict does not depend on them.
         let sets: Vec<AddressSet> = list::<AddressSetObject>(client, namespace).await?.unwrap_or_default();
+        let sets: BTreeMap<String, Arc<AddressSet>> =
+            sets.into_iter().map(|set| (set.name.clone(), Arc::new(set))).collect();
         for policy in policies {
-            let has_set = sets.iter().any(|set| set.name == policy.policy.name && set.is_of(&policy));
-            if !has_set && policy.policy.faults.is_empty() {
+            let current = current_addresses(&policy, |name| sets.get(name).cloned());
+            if current.is_waiting {
                 self.without_set.insert(policy.policy.to_string());
             }
             let key = (policy.policy.namespace.clone(), policy.policy.name.clone());
