@@ -112,6 +112,7 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("install.resources", resources.clone()),
         ("agent.log", json!("debug")),
         ("agent.policy", json!("always")),
+        ("admission.policy", json!("always")),
         ("agent.logFormat", json!("json")),
         ("agent.listen.address", json!("0.0.0.0")),
         ("agent.listen.port", json!(9999)),
@@ -294,6 +295,12 @@ fn helm_chart_renders_the_same_objects_as_kustomize() {
     }
 }
 
+/// Roles of the chart without values. The second one belongs to the admission policies.
+fn default_roles(kube: &Kube) -> Vec<String> {
+    let names = ["weft-agent", "weft-ipam-admin"].into_iter().take(if kube.minor() < 30 { 1 } else { 2 });
+    names.map(|name| format!("clusterrole.rbac.authorization.k8s.io/{name}")).collect()
+}
+
 #[test]
 fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     let Some(helm) = Helm::new(host!()) else { return };
@@ -306,7 +313,7 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     let install = |values: &Value| helm.run("install", &[&admin], &values.to_string()).success().stdout;
     assert_eq!(install(&json!({})), "1 deployed\n");
     assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
-    assert_eq!(ours("clusterrole"), ["clusterrole.rbac.authorization.k8s.io/weft-agent"]);
+    assert_eq!(ours("clusterrole"), default_roles(&kube));
     let definitions = kube.kubectl(["get", "crd", "-o", "name"]);
     let shipped = std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").flatten();
     let shipped =
@@ -317,7 +324,8 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     let is_excluded = |path: &str| {
         path.ends_with("enabled")
             || path.starts_with("monitoring.")
-            || ["install.thin", "install.configuration", "agent.policy", "neutron.policy"].contains(&path)
+            || ["install.thin", "install.configuration", "agent.policy", "admission.policy", "neutron.policy"]
+                .contains(&path)
     };
     for (path, value) in alternatives().iter().filter(|(path, _)| !is_excluded(path)) {
         values = with(&values, path, value);
@@ -421,17 +429,17 @@ fn helm_pod_resources_path_reaches_a_thin_node() {
 fn helm_admission_policies_equal_the_kustomizations() {
     const WORDS: [&str; 3] = ["auto", "always", "never"];
     let Some(helm) = Helm::new(host!()) else { return };
-    let policy = |part: &str| {
-        let path = workspace().join("deploy/components").join(part).join("policy.yaml");
-        let policy = std::fs::read_to_string(path).expect("the policy");
+    let policy = |path: &str| {
+        let policy = std::fs::read_to_string(workspace().join("deploy").join(path)).expect("the policy");
         policy[policy.find("apiVersion").expect("an object")..].to_owned()
     };
-    // The policy of the agent is off in the cases of the controller.
-    let ports = WORDS.map(
-        |word| json!({ "agent": { "policy": "never" }, "neutron": { "enabled": true, "policy": word } }),
-    );
-    let agents = WORDS.map(|word| json!({ "agent": { "policy": word } }));
-    let made = helm.template(&ports.into_iter().chain(agents).collect::<Vec<_>>());
+    // The other policies are off in the cases of one.
+    let (never, on) = (json!({ "policy": "never" }), |word| json!({ "enabled": true, "policy": word }));
+    let ports = WORDS.map(|word| json!({ "agent": never, "admission": never, "neutron": on(word) }));
+    let agents = WORDS.map(|word| json!({ "agent": { "policy": word }, "admission": never }));
+    let objects = WORDS.map(|word| json!({ "agent": never, "admission": { "policy": word } }));
+    let values: Vec<Value> = ports.into_iter().chain(agents).chain(objects).collect();
+    let made = helm.template(&values);
     // The labels of a release are all that the objects of the kustomization lack.
     let is_label = |line: &&str| {
         *line == "  labels:" || RELEASE_LABELS.iter().any(|label| line.contains(&format!("    {label}: ")))
@@ -439,10 +447,18 @@ fn helm_admission_policies_equal_the_kustomizations() {
     let plain =
         |made: String| made.lines().filter(|line| !is_label(line)).collect::<Vec<_>>().join("\n") + "\n";
     let made = made.into_iter().map(|made| plain(made.expect("objects"))).collect::<Vec<_>>();
-    assert!(made[1].contains(&policy("neutron-policy")), "{}", made[1]);
-    assert!(made[4].contains(&policy("agent-policy")), "{}", made[4]);
-    for without in [&made[0], &made[2], &made[3], &made[5]] {
-        assert!(!without.contains("ValidatingAdmissionPolicy"));
+    let policies = [
+        "components/neutron-policy/policy.yaml",
+        "components/agent-policy/policy.yaml",
+        "admission/policies.yaml",
+    ];
+    for (index, path) in policies.into_iter().enumerate() {
+        let [auto, always, never] = [0, 1, 2].map(|word| &made[3 * index + word]);
+        assert!(always.contains(&policy(path)), "{path}: {always}");
+        assert!(
+            !auto.contains("ValidatingAdmissionPolicy") && !never.contains("ValidatingAdmissionPolicy"),
+            "{path}"
+        );
     }
 }
 

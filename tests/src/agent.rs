@@ -20,6 +20,10 @@ pub const NODE: &str = "worker-1";
 pub const NAMESPACE: &str = "blue";
 /// URL for the agent's metrics and health pages.
 const PAGES: &str = "http://127.0.0.1:9464";
+/// Variable that makes agents run under the admission policies of weft.
+const ADMISSION: &str = "WEFT_TEST_ADMISSION";
+/// First version of Kubernetes whose tokens name the node.
+const NODE_IN_TOKEN_MINOR: u32 = 32;
 const SERVICE: &str = "agent";
 
 /// Node with an agent.
@@ -57,6 +61,9 @@ impl Agent {
         kube.apply(&(files(&[definitions, "deploy/base/rbac.yaml"]) + &namespace(NAMESPACE)));
         kube.wait_until_served();
         let configuration = kube.service_account("kube-system", "weft-agent");
+        if has_admission(&kube) {
+            kube.apply(&files(&["deploy/admission/policies.yaml"]));
+        }
         Agent::on(machine, kube, (configuration, NODE))
     }
 
@@ -64,6 +71,7 @@ impl Agent {
     fn on(machine: Arc<Machine>, kube: Kube, (configuration, node): (String, &str)) -> Agent {
         crate::install(&machine);
         machine.run(["mkdir", "-p", "-m", "700", "/var/lib/weft/sandboxes"]);
+        let configuration = if has_admission(&kube) { bound_token(&kube, node) } else { configuration };
         let agent = Agent { machine, kube, configuration, node: node.to_owned() };
         agent.start(&[]);
         agent.wait_until_ready();
@@ -249,6 +257,28 @@ impl Agent {
         });
         words.collect()
     }
+}
+
+/// Whether agents run under the admission policies of weft, with tokens that name their nodes: on request, because the pods
+/// of the tokens are pods of the nodes.
+fn has_admission(kube: &Kube) -> bool {
+    std::env::var_os(ADMISSION).is_some() && kube.minor() >= NODE_IN_TOKEN_MINOR
+}
+
+/// Returns a kubeconfig with a token that is bound to a pod of the node.
+fn bound_token(kube: &Kube, node: &str) -> String {
+    let name = format!("weft-agent-{node}");
+    let spec = json!({ "nodeName": node, "serviceAccountName": "weft-agent", "automountServiceAccountToken": false,
+        "containers": [{ "name": "c", "image": "none" }] });
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "kube-system" },
+        "spec": spec });
+    kube.apply(&pod.to_string());
+    let uid = &kube.json(["pod", "-n", "kube-system", &name])["metadata"]["uid"];
+    let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": { "boundObjectRef": { "kind": "Pod", "apiVersion": "v1", "name": name, "uid": uid } } });
+    let path = "/api/v1/namespaces/kube-system/serviceaccounts/weft-agent/token";
+    let answer = kube.attempt(["create", "--raw", path, "-f", "-"], &request.to_string()).success().json();
+    kube.configuration(&name, &json!({ "token": answer["status"]["token"] }))
 }
 
 /// Returns the meta-plugin configuration for a node with an agent.
