@@ -42,6 +42,7 @@ use crate::services::service_objects::{
     Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject,
 };
 use crate::services::slice_diff::{SliceChange, slice_changes};
+use crate::work_progress::{ROUND_MAX, WorkProgress};
 use kube_support::cache::{Cache, follow};
 use kube_support::event_publisher::{EventPublisher, EventType};
 use kube_support::health::HealthStatus;
@@ -81,6 +82,7 @@ pub(crate) struct ServiceController {
     /// Reason in the last Event about a Service, by its uid.
     reported: Mutex<BTreeMap<String, String>>,
     metrics: ServiceMetrics,
+    work_progress: WorkProgress,
 }
 
 /// Metrics about the controller.
@@ -160,6 +162,7 @@ impl ServiceController {
             publisher,
             reported,
             metrics: ServiceMetrics::new(),
+            work_progress: WorkProgress::default(),
         }
     }
 
@@ -173,6 +176,7 @@ impl ServiceController {
         let mut changes = (self.services.changes(), self.pods.changes(), self.slices.changes());
         let mut backoff = Backoff::default();
         loop {
+            self.work_progress.round();
             // Later changes are handled in the next round.
             changes.0.mark_unchanged();
             changes.1.mark_unchanged();
@@ -190,6 +194,7 @@ impl ServiceController {
             tokio::select! {
                 () = changed => sleep(GATHER).await,
                 () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {}
+                () = sleep(ROUND_MAX) => {}
             }
         }
     }
@@ -221,8 +226,13 @@ impl ServiceController {
         let (services, mut pods, mut slices) =
             (self.services.all(), by_namespace(&self.pods.all()), by_service(self.slices.all()));
         let (mut seen, mut selected, mut refused) = (BTreeSet::new(), 0, BTreeMap::new());
-        for service in services {
-            let key = (service.namespace.clone(), service.name.clone());
+        let mut rooms: BTreeMap<String, usize> = BTreeMap::new();
+        let key = |service: &Service| (service.namespace.clone(), service.name.clone());
+        // A new Service must not take the room of one that is published.
+        let (published, new): (Vec<_>, Vec<_>) =
+            services.into_iter().partition(|service| slices.contains_key(&key(service)));
+        for service in published.into_iter().chain(new) {
+            let key = key(&service);
             let present = slices.remove(&key).unwrap_or_default();
             let groups = match &service.request {
                 None if present.is_empty() => continue,
@@ -230,10 +240,15 @@ impl ServiceController {
                 Some(request) => {
                     selected += 1;
                     let of_namespace = pods.entry(service.namespace.clone()).or_default();
-                    desired_slices::groups(&service, request, of_namespace).unwrap_or_else(|error| {
+                    let room =
+                        rooms.entry(service.namespace.clone()).or_insert(desired_slices::ENDPOINTS_MAX);
+                    let groups = desired_slices::groups(&service, request, of_namespace, *room);
+                    let groups = groups.unwrap_or_else(|error| {
                         refused.insert(service.uid.clone(), (Arc::clone(&service), error.to_string()));
                         Vec::new()
-                    })
+                    });
+                    *room -= groups.iter().map(|group| group.endpoints.len()).sum::<usize>();
+                    groups
                 }
             };
             let slice_changes = slice_changes(&service, &groups, &present, backoff.taken(&key));
@@ -301,6 +316,7 @@ impl ServiceController {
         let (outcome, why) = match timeout(WRITE_MAX, send(&api, change)).await {
             Ok(Ok(written)) => {
                 self.metrics.written.inc();
+                self.work_progress.answered();
                 // The cache gets the written slice before the watch reports it.
                 if let Some(object) = written {
                     lookup.found(object.reduce());
@@ -308,6 +324,7 @@ impl ServiceController {
                 return Outcome::Done;
             }
             Ok(Err(error)) => {
+                self.work_progress.failed(&error);
                 let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
                 if code == 404 {
                     // The watch may report the deletion later.
@@ -325,6 +342,7 @@ impl ServiceController {
             }
             Err(_) => {
                 let why = format!("the API server does not answer within {} s", WRITE_MAX.as_secs());
+                self.work_progress.unanswered(&why);
                 (Outcome::NoAnswer, why)
             }
         };
@@ -448,6 +466,10 @@ async fn version(client: &Client) -> Result<Version, VersionError> {
 impl HealthStatus for ServiceController {
     fn page(&self) -> String {
         self.metrics.page()
+    }
+
+    fn stalled(&self) -> Option<String> {
+        self.work_progress.stalled()
     }
 
     fn waits_for(&self) -> Vec<String> {

@@ -33,6 +33,9 @@ use crate::services::service_objects::{
 const NETWORKS_MAX: usize = 32;
 /// Maximum number of labels in a selector.
 const LABELS_MAX: usize = 64;
+/// Maximum number of endpoints for all Services in a namespace: about 8 MiB of EndpointSlices. A Service of 300 bytes would
+/// otherwise become megabytes in etcd, once for each Service.
+pub(crate) const ENDPOINTS_MAX: usize = 32_768;
 /// Maximum length for a value in an error, in bytes.
 const SHOWN_MAX: usize = 100;
 
@@ -98,12 +101,19 @@ pub(crate) enum ServiceError {
         /// Reason why the label is invalid.
         fault: &'static str,
     },
+    /// The Services of the namespace have too many addresses together.
+    #[error(
+        "{SERVICE_NETWORK}: the Services of namespace {0} have more than {ENDPOINTS_MAX} addresses: select fewer pods or \
+         networks, or delete a Service"
+    )]
+    TooManyAddresses(String),
     /// There are too many labels.
     #[error("{SERVICE_SELECTOR}: more than {LABELS_MAX} labels")]
     TooManyLabels,
 }
 
-/// Returns the desired endpoints for a Service, among the pods in its namespace.
+/// Returns the desired endpoints for a Service, among the pods in its namespace. `room` is the number of endpoints that the
+/// namespace has left.
 ///
 /// # Errors
 /// Why the request is refused.
@@ -111,17 +121,23 @@ pub(crate) fn groups(
     service: &Service,
     request: &NetworkRequest,
     pods: &[Arc<Backend>],
+    room: usize,
 ) -> Result<Vec<Group>, ServiceError> {
     is_headless(request)?;
     let networks = networks(service, &request.networks)?;
     let selector = selector(request)?;
     let families = families(&request.spec.ip_families);
     let mut groups: BTreeMap<(&str, Vec<Port>), Vec<Endpoint>> = BTreeMap::new();
+    let mut count = 0;
     for pod in pods.iter().filter(|pod| fits(&selector, pod)) {
         let ports = ports(&request.spec.ports, pod);
         for (network, address) in &pod.addresses {
             let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
             if networks.contains(network) && families.contains(&family) {
+                count += 1;
+                if count > room {
+                    return Err(ServiceError::TooManyAddresses(service.namespace.clone()));
+                }
                 let endpoint = endpoint(service, request, pod, *address);
                 groups.entry((family, ports.clone())).or_default().push(endpoint);
             }

@@ -38,7 +38,7 @@ fn pod(name: &str, addresses: &[(&str, &str)]) -> Backend {
 /// Returns family, ports and addresses of each group.
 fn listed(request: &NetworkRequest, pods: Vec<Backend>) -> Vec<(&'static str, Vec<i32>, Vec<String>)> {
     let pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
-    let groups = groups(&service(), request, &pods).expect("a valid request");
+    let groups = groups(&service(), request, &pods, ENDPOINTS_MAX).expect("a valid request");
     let listed = groups.into_iter().map(|Group { family, ports, endpoints }| {
         let addresses = endpoints.iter().map(|endpoint| endpoint.addresses[0].clone()).collect();
         (family, ports.iter().map(|port| port.port).collect(), addresses)
@@ -95,7 +95,9 @@ fn service_named_target_port_is_resolved_for_each_pod() {
 #[test]
 fn service_endpoint_conditions_are_those_of_kubernetes() {
     let endpoint_of = |pod: Backend, spec: Value| {
-        let groups = groups(&service(), &request("a", Some("app=web"), spec), &[Arc::new(pod)]).unwrap();
+        let groups =
+            groups(&service(), &request("a", Some("app=web"), spec), &[Arc::new(pod)], ENDPOINTS_MAX)
+                .unwrap();
         groups[0].endpoints[0].clone()
     };
     let conditions = |ready, terminating, spec: Value| {
@@ -136,8 +138,9 @@ fn service_refusal_names_key_value_and_next_step() {
         ("A", Some("app=web"), json!({}), ["\"A\"", "NAMESPACE/NAME"]),
         ("x/y/z", Some("app=web"), json!({}), ["\"x/y/z\"", "NAMESPACE/NAME"]),
     ] {
-        let refused =
-            groups(&service(), &request(networks, selector, spec), &[]).expect_err(networks).to_string();
+        let refused = groups(&service(), &request(networks, selector, spec), &[], ENDPOINTS_MAX)
+            .expect_err(networks)
+            .to_string();
         for word in words {
             assert!(refused.contains(word), "{refused}: {word}");
         }
@@ -148,8 +151,19 @@ proptest! {
     #[test]
     fn service_annotations_of_any_text_are_bounded(networks in ".{0,200}", selector in proptest::option::of(".{0,200}")) {
         let pods = [Arc::new(pod("a", &[("n/a", "10.0.0.1")]))];
-        if let Err(refused) = groups(&service(), &request(&networks, selector.as_deref(), json!({})), &pods) {
+        if let Err(refused) = groups(&service(), &request(&networks, selector.as_deref(), json!({})), &pods, ENDPOINTS_MAX) {
             prop_assert!(refused.to_string().len() < 1024, "{}", refused);
         }
     }
+}
+
+#[test]
+fn service_endpoints_of_a_namespace_are_limited() {
+    let pods: Vec<Arc<Backend>> =
+        (0..3).map(|n| Arc::new(pod("a", &[("n/a", &format!("10.0.0.{n}"))]))).collect();
+    let request = request("a", Some("app=web"), json!({}));
+    assert_eq!(groups(&service(), &request, &pods, 3).unwrap()[0].endpoints.len(), 3);
+    let refused = groups(&service(), &request, &pods, 2).unwrap_err().to_string();
+    assert!(refused.contains("the Services of namespace n have more than 32768 addresses"), "{refused}");
+    assert!(groups(&service(), &request, &[], 0).is_ok(), "nothing is selected");
 }
