@@ -40,6 +40,7 @@ mod hostile_names;
 mod hostile_pods;
 mod import_multus;
 mod impossible_networks;
+mod install_script;
 mod interface_metrics;
 mod interface_plugins;
 mod ipam_command;

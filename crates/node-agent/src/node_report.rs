@@ -25,6 +25,7 @@ use tracing::{debug, warn};
 use cli_support::background::run_on_thread;
 use cli_support::timestamp::{now, utc};
 use kube_support::api_error;
+use kube_support::cache::followed;
 use kube_support::custom_resources::{
     FailedCall, NodePool, PluginState, WeftNode, WeftNodeSpec, WeftNodeStatus,
 };
@@ -48,6 +49,10 @@ const HISTORY_MAX: u64 = 3600;
 const MESSAGE_MAX: usize = 300;
 /// Maximum number of pools in a report.
 const POOLS_MAX: usize = 100;
+/// Age from which a cache is reported.
+const STALE: Duration = Duration::from_secs(60);
+/// Maximum number of stale caches in a report.
+const STALE_CACHES_MAX: usize = 32;
 /// Variable that the kubelet sets in every pod.
 const POD_VARIABLE: &str = "KUBERNETES_SERVICE_HOST";
 /// Report fields that may be absent.
@@ -178,7 +183,15 @@ fn collect(directories: &Directories, sandboxes: &Sandboxes, compared: &mut Comp
         failed_calls,
         last_failure,
         pools: pools(address_stores),
+        stale_caches: stale_caches(),
     }
+}
+
+/// Returns the resources whose caches are stale.
+fn stale_caches() -> Vec<String> {
+    let states = followed::states().into_iter();
+    let stale = states.filter(|state| state.is_synced && state.age >= STALE);
+    stale.map(|state| state.kind.to_owned()).take(STALE_CACHES_MAX).collect()
 }
 
 /// Returns the default network in the newest sandbox.

@@ -41,6 +41,7 @@ use crate::neutron::pod_subject::{PodSubject, SubjectObject};
 use crate::neutron::port_allocator::Allocator;
 use crate::neutron::port_pool::backoff::Backoff;
 use crate::neutron::port_request::PortRequest;
+use crate::work_progress::WorkProgress;
 use kube_support::cache::{Cache, follow};
 use kube_support::events::{EventReason, Events};
 use kube_support::health::HealthStatus;
@@ -80,6 +81,7 @@ pub(crate) struct PortReconciler {
     /// Notified when a paused pod is deleted or selects other networks.
     retry: Notify,
     leads: std::sync::atomic::AtomicBool,
+    work_progress: WorkProgress,
     counts: Mutex<Operations>,
 }
 
@@ -216,6 +218,7 @@ impl PortReconciler {
             waiting: Notify::new(),
             retry: Notify::new(),
             leads: false.into(),
+            work_progress: WorkProgress::default(),
             counts: Mutex::new(no_operations()),
         }
     }
@@ -254,6 +257,7 @@ impl PortReconciler {
     async fn watch(self: Arc<PortReconciler>) {
         let (mut changes, mut definitions) = (self.pods.changes(), self.definitions.changes());
         loop {
+            self.work_progress.round();
             changes.mark_unchanged();
             definitions.mark_unchanged();
             let subjects = self.pods.all();
@@ -435,6 +439,10 @@ impl PortReconciler {
 }
 
 impl HealthStatus for PortReconciler {
+    fn stalled(&self) -> Option<String> {
+        self.work_progress.stalled()
+    }
+
     fn waits_for(&self) -> Vec<String> {
         let definitions = self.definitions.waited().filter(|_| self.needs_definitions());
         [self.pods.waited(), definitions].into_iter().flatten().collect()

@@ -88,6 +88,9 @@ pub struct WeftNodeStatus {
     pub last_failure: Option<FailedCall>,
     /// Pools of cluster-wide addresses from which the node leases blocks.
     pub pools: Vec<NodePool>,
+    /// Resources of which the agent knows an old state only, for more than a minute.
+    #[schemars(length(max = 32), inner(length(max = 64)))]
+    pub stale_caches: Vec<String>,
 }
 
 /// Comparison of the plugin file on the node with that of the agent.

@@ -5,6 +5,7 @@
 //! - An object with an owner tag is orphaned if neither the journal nor the runtime's result cache knows its
 //!   container.
 
+mod agent_health;
 mod kernel;
 mod meta_plugin;
 mod node;
@@ -137,6 +138,7 @@ fn diagnose(inputs: &Inputs, plugins: &Plugins, cri_socket: &Path) -> Result<Dia
     findings.extend(unknown.map(|why| {
         Finding::new(CONFIGURATION, why.to_string(), "correct the configuration, then run weft doctor again")
     }));
+    findings.extend(agent_health::finding());
     findings.extend(node_findings(&weft_cni, inputs));
     findings.extend(kernel_findings(inputs));
     let mut failures = 0;

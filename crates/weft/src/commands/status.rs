@@ -277,7 +277,7 @@ fn is_recent(report: &WeftNodeStatus) -> bool {
     parse_utc(&report.reported_at).is_some_and(|time| now().saturating_sub(time) <= RECENT)
 }
 
-/// Returns the table's headings.
+/// Returns the table's headings. The agent's column names caches that are stale.
 fn headings(format: Format) -> Vec<&'static str> {
     let mut headings = vec![
         "node",
@@ -345,6 +345,7 @@ impl NodeRow {
             failed_calls,
             last_failure,
             pools,
+            stale_caches,
         } = report;
         let is_known = !reported_at.is_empty();
         let number = |number: String| if is_known { number } else { "-".to_owned() };
@@ -354,7 +355,10 @@ impl NodeRow {
         };
         let mut cells = vec![
             node.clone(),
-            agent.as_str().to_owned(),
+            match stale_caches.is_empty() || matches!(agent, AgentPresence::Missing) {
+                true => agent.as_str().to_owned(),
+                false => format!("{} (stale: {})", agent.as_str(), stale_caches.join(", ")),
+            },
             or_dash(version),
             number(plugin_word(*plugin).to_owned()),
             or_dash(default_network),
@@ -455,6 +459,7 @@ mod tests {
         report.sandboxes = 3;
         report.incomplete_sandboxes = 1;
         report.failed_calls = 2;
+        report.stale_caches = vec!["pods".into(), "ipblocks".into()];
         report.pools = vec![NodePool { name: "blue".into(), held: 2, free: 14 }];
         let pod = String::new();
         let rows = [
@@ -467,7 +472,7 @@ mod tests {
             },
         ];
         let text = lay_out(&rows, Format::Text);
-        assert!(text.contains("a     ready    0.1.0    current  -"), "{text}");
+        assert!(text.contains("a     ready (stale: pods, ipblocks)  0.1.0    current  -"), "{text}");
         assert!(
             text.contains("3 (1 incomplete)  blue 2/16  2 ") && text.contains("b     missing  -"),
             "{text}"

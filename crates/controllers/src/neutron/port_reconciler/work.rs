@@ -18,7 +18,7 @@ use crate::neutron::pod_subject::PodSubject;
 use crate::neutron::port_allocator::PortFailure;
 use crate::neutron::port_request::{self, PortRequest, RequestError};
 use crate::neutron::vif_writer;
-use crate::neutron::vif_writer::Unwritten;
+use crate::neutron::vif_writer::{Unwritten, WriteError};
 use kube_support::events::EventReason;
 use kube_support::kuryr::VifLocation;
 use kube_support::resources::Key;
@@ -166,16 +166,22 @@ impl PortReconciler {
         let ports = case.state.vifs().count();
         match vif_writer::write(self.location, &self.client, &subject, &case.state).await {
             Ok(()) => {
+                self.work_progress.answered();
                 info!(pod = pod.name, namespace = pod.namespace, ports, "allocated ports of pod");
                 case.note_written();
                 Ok(Tried::Done)
             }
             Err(Unwritten::Gone) => Ok(Tried::Gone),
-            Err(Unwritten::Failed(why)) => Err(PortFailure {
-                reason: EventReason::VifNotWritten,
-                why: why.to_string(),
-                is_transient: true,
-            }),
+            Err(Unwritten::Failed(why)) => {
+                if let WriteError::GetPod(error) | WriteError::Annotate(error) = &why {
+                    self.work_progress.failed(error);
+                }
+                Err(PortFailure {
+                    reason: EventReason::VifNotWritten,
+                    why: why.to_string(),
+                    is_transient: true,
+                })
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use rpc::journal::{self, State};
 
 use super::kernel::{self, Kubeconfig};
-use super::{Diagnosis, Finding, broken_entry, failed_to_detach, node, recent_failures};
+use super::{Diagnosis, Finding, agent_health, broken_entry, failed_to_detach, node, recent_failures};
 use crate::manifest_plan::Inputs;
 use crate::place::Place;
 use cli_support::failure::Failure;
@@ -28,6 +28,7 @@ pub(super) fn diagnose(place: &Place) -> Result<Diagnosis, Failure> {
         let why = format!("no agent answers ({cause}); pods that select networks do not start");
         findings.push(Finding::new(format!("agent {SOCKET}"), why, logs(place)));
     }
+    findings.extend(agent_health::finding());
     let mut sandboxes = 0;
     for row in Journal::at(&directory.join(journal::ENTRIES)).rows()? {
         match row {

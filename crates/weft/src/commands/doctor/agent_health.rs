@@ -1,0 +1,96 @@
+//! Health of the agent of this node: what its `/readyz` says about its caches.
+//!
+//! An agent whose caches are stale still plans pods, but by an old state of the cluster: a changed policy or a new network
+//! definition is unknown to it.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::Finding;
+
+/// Default address of the agent's HTTP server (`weft agent --listen`).
+const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
+/// Timeout of the connection, and of each part of the response.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum size of the response.
+const RESPONSE_MAX: u64 = 64 << 10;
+/// Maximum number of lines in a finding.
+const LINES_MAX: usize = 20;
+
+/// Returns a finding if the agent waits for a cache, or has a stale one. An agent at another address is not known.
+pub(super) fn finding() -> Option<Finding> {
+    judge(&ask(ADDRESS)?)
+}
+
+/// Returns the body of `/readyz`; `None` if the agent does not answer.
+fn ask(address: SocketAddr) -> Option<String> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
+    stream.set_write_timeout(Some(TIMEOUT)).ok()?;
+    let request = format!("GET /readyz HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut response = Vec::new();
+    // A response that ends early is judged by what arrived.
+    let _ = stream.take(RESPONSE_MAX).read_to_end(&mut response);
+    let response = String::from_utf8_lossy(&response).into_owned();
+    response.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+}
+
+/// Returns the finding for a response: `ok`, `stale` or `waiting for: …`, and a line for each cache that is not current.
+fn judge(body: &str) -> Option<Finding> {
+    let (first, caches) = body.split_once('\n').unwrap_or((body, ""));
+    let caches: Vec<&str> = caches.lines().filter(|line| !line.is_empty()).take(LINES_MAX).collect();
+    let waits = first.strip_prefix("waiting for: ");
+    if waits.is_none() && caches.is_empty() {
+        return None;
+    }
+    let mut reasons: Vec<String> = waits.into_iter().map(|what| format!("it waits for {what}")).collect();
+    if !caches.is_empty() {
+        reasons.push(format!("it plans by an old state of the cluster: {}", caches.join("; ")));
+    }
+    let cure = "check the connection of this node to the API server, the rights of the agent, and its log";
+    Some(Finding::new(format!("agent at {ADDRESS}"), reasons.join("; "), cure))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn stale_cache_of_the_agent_is_a_finding_of_doctor() {
+        for fine in ["ok\n", "ok", ""] {
+            assert!(judge(fine).is_none(), "{fine}");
+        }
+        let stale = judge("stale\npods: last known state of 240 s ago (no data for 30 s)\n").unwrap();
+        assert!(
+            stale.why.contains("pods: last known state of 240 s ago (no data for 30 s)"),
+            "{}",
+            stale.why
+        );
+        let waits = judge("waiting for: policyaddresssets (HTTP 403)\n").unwrap();
+        assert_eq!(waits.why, "it waits for policyaddresssets (HTTP 403)");
+        assert!(
+            judge("ok\npods: last known state of 40 s ago\n").is_some(),
+            "not yet stale, but not current"
+        );
+    }
+
+    #[test]
+    fn readyz_of_the_agent_is_asked_with_a_limit() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let read = stream.read(&mut request).unwrap();
+            stream.write_all(b"HTTP/1.0 503 Service Unavailable\r\n\r\nstale\n").unwrap();
+            String::from_utf8_lossy(&request[..read]).into_owned()
+        });
+        assert_eq!(ask(address).as_deref(), Some("stale\n"));
+        assert!(server.join().unwrap().starts_with("GET /readyz HTTP/1.0\r\n"));
+        assert_eq!(ask(address), None, "nothing listens any more");
+    }
+}
