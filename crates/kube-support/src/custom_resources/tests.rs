@@ -88,8 +88,8 @@ fn policy_address_set_definition_is_namespaced_and_limited() {
         }
     });
     let set = &schema["properties"]["spec"]["properties"]["sets"]["items"];
-    assert_eq!(set["required"], json!(["addresses", "direction", "rule"]));
-    assert_eq!(set["properties"]["direction"]["enum"], json!(["ingress", "egress"]));
+    assert_eq!(set["required"], json!(["addresses"]));
+    assert_eq!(schema["properties"]["spec"]["properties"]["selection"]["maxLength"], json!(1024));
     assert_eq!(set["properties"]["addresses"]["items"]["maxLength"], json!(79));
 }
 

@@ -474,7 +474,8 @@ mod tests {
         let text = lay_out(&rows, Format::Text);
         assert!(text.contains("a     ready (stale: pods, ipblocks)  0.1.0    current  -"), "{text}");
         assert!(
-            text.contains("3 (1 incomplete)  blue 2/16  2 ") && text.contains("b     missing  -"),
+            text.contains("3 (1 incomplete)  blue 2/16  2 ")
+                && text.contains("b     missing                        -"),
             "{text}"
         );
     }
