@@ -13,6 +13,7 @@
 mod chain;
 mod legacy_tables;
 mod repeated;
+mod services;
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};

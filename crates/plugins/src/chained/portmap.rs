@@ -7,6 +7,7 @@
 //! - If two containers request the same port with nftables, the last one gets it. When it is deleted, the
 //!   first gets the port back. With iptables the first keeps it, as with the reference plugin, because its
 //!   jump comes first.
+//! - The addresses of Services are not those of the host, and their ports come first (CVE-2019-9946).
 //! - ADD and DEL delete the UDP flows that still lead to the port's previous target.
 //!
 //! Source: containernetworking/plugins `plugins/meta/portmap` v1.9.1.
@@ -34,7 +35,7 @@ use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::OwnerTag;
 
 use self::iptables::Forwarding;
-use self::nftables::Variant;
+use self::nftables::{Destinations, Variant};
 use self::settings::{Mapping, container_addresses};
 
 /// Plugin `portmap`.
@@ -126,7 +127,7 @@ impl RequestedPorts {
         let RequestedPorts { tag, settings, mappings, addresses } = self;
         match &settings.backend {
             Backend::Nftables { bit, conditions } => {
-                let variant = Variant { bit: *bit, conditions };
+                let variant = Variant { bit: *bit, conditions, destinations: &Destinations::find()? };
                 let added = nftables::add(&variant, tag, mappings, settings.masquerade, addresses);
                 // The kernel may have executed the transaction, and its answer been lost.
                 added.inspect_err(|_| drop(nftables::remove(tag)))
@@ -144,7 +145,7 @@ impl RequestedPorts {
         let RequestedPorts { tag, settings, mappings, addresses } = self;
         match &settings.backend {
             Backend::Nftables { bit, conditions } => {
-                let variant = Variant { bit: *bit, conditions };
+                let variant = Variant { bit: *bit, conditions, destinations: &Destinations::find()? };
                 let checked = nftables::check(&variant, tag, mappings, settings.masquerade, addresses);
                 // Created by the reference plugin, before the node was migrated to weft.
                 checked.or_else(|error| if reference::exists(tag)? { Ok(()) } else { Err(error) })

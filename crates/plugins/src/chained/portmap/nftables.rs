@@ -6,7 +6,8 @@
 //!                  tcp . 8080 comment "weft/portmap/net/c1/eth0" : 10.1.0.5 . 80 }
 //!   map hosts4   { type ipv4_addr . inet_proto . inet_service : … }         if the runtime passes a hostIP
 //!   map targets4 { type ipv4_addr : verdict; 10.1.0.5 : jump subnet_10.1.0.0/24 }       and the same with 6
-//!   chain prerouting { type nat hook prerouting; CONDITIONS fib daddr type local jump forwarded4 }  output too
+//!   chain prerouting { type nat hook prerouting priority -99; CONDITIONS fib daddr type local jump forwarded4 }  output too
+//!   set addresses4 { type ipv4_addr; 127.0.0.0/8, 192.0.2.1 }     in place of fib, if Services have local addresses
 //!   chain forwarded4 { mark |= bit; dnat to … map @hosts4; dnat to … map @ports4; mark &= ~bit }
 //!   chain postrouting { type nat hook postrouting; mark & bit ip daddr vmap @targets4 }
 //!   chain subnet_10.1.0.0/24 { ip saddr 10.1.0.0/24 masquerade; ip saddr 127.0.0.0/8 masquerade }
@@ -15,7 +16,8 @@
 //! ```
 //!
 //! Rules:
-//! - Only packets to an address of this host are forwarded (GHSA-jv3w-x3r3-g6rm).
+//! - Only packets to an address of this host are forwarded (GHSA-jv3w-x3r3-g6rm), and no packet of a Service
+//!   (CVE-2019-9946): [`Destinations`].
 //! - Only packets that were forwarded here are masqueraded.
 //! - Networks with other conditions or another mark bit have a separate table.
 //! - The last attachment that requests a port gets it. With its DEL, the port returns to another one that requested it.
@@ -23,10 +25,13 @@
 //! Source: nft(8); plugins `plugins/meta/portmap/portmap_nftables.go`.
 
 use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
+use linux::Rtnl;
 use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family as NftFamily, Hook, Is, Mapping as To, Nft, Policy,
     Protocol, Rule, Selector, Set, Table, Type, Verdict, priority,
@@ -47,15 +52,33 @@ use crate::iptables::Family;
 /// Table of networks without conditions, and prefix of the other tables' names.
 const TABLE: &str = "weft_portmap";
 
-/// Properties that distinguish one table from another.
+/// Properties that distinguish one table from another, and the destinations of the host.
 pub(super) struct Variant<'a> {
     pub(super) bit: u8,
     pub(super) conditions: &'a [Conditions; 2],
+    pub(super) destinations: &'a Destinations,
 }
+
+/// Destinations of packets that are addresses of this host.
+///
+/// Where kube-proxy runs in IPVS mode, the addresses of all Services are local addresses, too. They are on a link of its own, but
+/// nf_tables cannot ask for the link of a local address. So the addresses of the other links are listed. An ADD brings the list
+/// up to date: until the next one, ports are not forwarded for an address that the node got meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Destinations {
+    /// Every local address.
+    Local,
+    /// These addresses, and those of 127.0.0.0/8.
+    Only(Vec<IpAddr>),
+}
+
+/// Links of kube-proxy and kube-router with the addresses of Services.
+const SERVICE_LINKS: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
 /// Names of the objects of one address family.
 struct Names {
     family: Family,
+    addresses: &'static str,
     ports: &'static str,
     hosts: &'static str,
     targets: &'static str,
@@ -65,6 +88,7 @@ struct Names {
 const NAMES: [Names; 2] = [
     Names {
         family: Family::V4,
+        addresses: "addresses4",
         ports: "ports4",
         hosts: "hosts4",
         targets: "targets4",
@@ -72,6 +96,7 @@ const NAMES: [Names; 2] = [
     },
     Names {
         family: Family::V6,
+        addresses: "addresses6",
         ports: "ports6",
         hosts: "hosts6",
         targets: "targets6",
@@ -82,11 +107,60 @@ const NAMES: [Names; 2] = [
 /// Chain of networks that masquerade every source.
 const ALL_SOURCES: &str = "everyone";
 
+// === impl Destinations ===
+
+impl Destinations {
+    /// Returns the destinations in the namespace of the calling thread.
+    pub(super) fn find() -> Result<Destinations, Error> {
+        let has_link = |name: &&str| Path::new("/proc/sys/net/ipv4/conf").join(name).exists();
+        if !SERVICE_LINKS.iter().any(|name| has_link(name)) {
+            return Ok(Destinations::Local);
+        }
+        let mut host = Rtnl::open().or_refused()?;
+        let mut of_services = Vec::new();
+        for name in SERVICE_LINKS {
+            of_services.extend(host.find_link(name).or_refused()?.map(|link| link.index));
+        }
+        let all = host.all_addresses().or_refused()?;
+        let own = all.iter().filter(|address| !of_services.contains(&address.link));
+        let mut own: Vec<IpAddr> = own.map(|one| one.address.addr()).filter(|ip| !ip.is_loopback()).collect();
+        own.sort_unstable();
+        own.dedup();
+        Ok(Destinations::Only(own))
+    }
+
+    /// Returns the elements of a family's set; none if no set is used.
+    fn elements(&self, family: Family) -> Option<Vec<Element>> {
+        let Destinations::Only(own) = self else { return None };
+        let loopback = match family {
+            Family::V4 => [IpAddr::from([127, 0, 0, 0]), IpAddr::from([127, 255, 255, 255])],
+            Family::V6 => [IpAddr::from(Ipv6Addr::LOCALHOST); 2],
+        };
+        let mut ranges = vec![loopback];
+        for ip in own.iter().filter(|ip| family.has(**ip)) {
+            match ranges.last_mut() {
+                // Ranges of a set must not touch.
+                Some([_, last]) if next(*last) == Some(*ip) => *last = *ip,
+                _ => ranges.push([*ip; 2]),
+            }
+        }
+        Some(ranges.into_iter().flat_map(|[first, last]| Element::range(first, last)).collect())
+    }
+}
+
+/// Returns the address after this one.
+fn next(ip: IpAddr) -> Option<IpAddr> {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().checked_add(1).map(|bits| Ipv4Addr::from_bits(bits).into()),
+        IpAddr::V6(ip) => ip.to_bits().checked_add(1).map(|bits| Ipv6Addr::from_bits(bits).into()),
+    }
+}
+
 // === impl Variant ===
 
 impl Variant<'_> {
     fn table(&self) -> String {
-        let Variant { bit, conditions } = self;
+        let Variant { bit, conditions, destinations: _ } = self;
         match *bit == MARK_BIT && conditions.iter().all(Conditions::is_empty) {
             true => TABLE.to_owned(),
             false => {
@@ -146,6 +220,9 @@ pub(super) fn add(
     let name = variant.table();
     let shared_objects = || shared_objects(variant, table(&name), addresses);
     let mut nft = Nft::open().or_refused()?;
+    if *variant.destinations != Destinations::Local {
+        nft.commit(shared_objects()?).or_refused()?;
+    }
     entries::put(&mut nft, shared(table(&name), &maps()), &comment, &own, shared_objects)
 }
 
@@ -252,25 +329,28 @@ fn chains(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Resul
         chains.push(Chain::plain(names.forwarded, rules));
         let jump = Verdict::Jump(names.forwarded.to_owned());
         let restricted = restrict(conditions, address).into_iter();
-        entrances.extend(restricted.map(|rule| rule.destination_is_local(Is::In).decide(&jump)));
+        entrances.extend(restricted.map(|rule| {
+            let rule = match variant.destinations {
+                Destinations::Local => rule.destination_is_local(Is::In),
+                Destinations::Only(_) => rule.look_up(&[destination], Is::In, names.addresses),
+            };
+            rule.decide(&jump)
+        }));
         exits.push(table.rule().mark(Is::In, bit, bit).verdict_of(&[destination], names.targets));
     }
     // With `route_localnet` the kernel accepts packets for 127.0.0.0/8 from other hosts; this chain drops them.
     let martian = table.rule().link_in(Is::NotIn, "lo").destination(Is::In, loopback).decide(&Verdict::Drop);
     chains.extend([
-        Chain::base(
-            "prerouting",
-            ChainType::Nat,
-            Hook::Prerouting,
-            priority::DESTINATION_NAT,
-            entrances.clone(),
-        ),
-        Chain::base("output", ChainType::Nat, Hook::Output, priority::DESTINATION_NAT, entrances),
+        Chain::base("prerouting", ChainType::Nat, Hook::Prerouting, AFTER_SERVICES, entrances.clone()),
+        Chain::base("output", ChainType::Nat, Hook::Output, AFTER_SERVICES, entrances),
         Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, BEFORE_SOURCE_NAT, exits),
         Chain::base("loopback", ChainType::Filter, Hook::Prerouting, priority::RAW, vec![martian]),
     ]);
     Ok(chains)
 }
+
+/// Priority after chains that translate the addresses and node ports of Services, whichever is created first.
+const AFTER_SERVICES: i32 = priority::DESTINATION_NAT + 1;
 
 /// Priority before chains that masquerade all traffic leaving a network: they would not masquerade traffic within it.
 const BEFORE_SOURCE_NAT: i32 = priority::SOURCE_NAT - 1;
@@ -281,6 +361,12 @@ fn shared_objects(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) 
     batch.ensure_table(table);
     for map in &maps() {
         batch.ensure_set(table, map);
+    }
+    for Names { family, addresses: name, .. } in &NAMES {
+        let Some(elements) = variant.destinations.elements(*family) else { continue };
+        let kind = if *family == Family::V4 { [Type::Ipv4] } else { [Type::Ipv6] };
+        batch.ensure_set(table, &Set::of_ranges(name, &kind)).flush_set(table, name);
+        batch.add_elements(table, name, &elements);
     }
     for Chain { name, base, rules } in &chains(variant, table, addresses)? {
         match base {
