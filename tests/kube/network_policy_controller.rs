@@ -260,8 +260,10 @@ fn network_policy_sets_follow_pods_and_namespaces() {
 fn network_policy_explain_reads_a_connection_of_the_cluster() {
     let Some(cluster) = Cluster::bare(host!(Feature::Root)) else { return };
     cluster.define(&files(&["deploy/policy/multi-networkpolicies.k8s.cni.cncf.io.yaml"]));
-    for (namespace, name, label) in [("x", "web", "web"), ("x", "db", "db"), ("y", "web", "web")] {
-        cluster.pod(namespace, name, label, &[("x/net", &["10.0.0.1"])]);
+    for (namespace, name, label, address) in
+        [("x", "web", "web", "10.0.0.1"), ("x", "db", "db", "10.0.0.2"), ("y", "web", "web", "10.0.0.3")]
+    {
+        cluster.pod(namespace, name, label, &[("x/net", &[address])]);
     }
     let ingress = json!([{ "from": [role("web")], "ports": [{ "port": "web" }] }]);
     let selected = role("db")["podSelector"].clone();
@@ -271,27 +273,37 @@ fn network_policy_explain_reads_a_connection_of_the_cluster() {
         &json!({ "podSelector": selected, "policyTypes": ["Ingress"], "ingress": ingress }),
     );
     let (program, admin) = (testkit::binary("weft"), cluster.kube.admin());
-    let explain = |from: &str, port: &str| {
-        let words = ["--from", from, "--to", "x/db", "--network", "x/net", "--tcp", port, "-o", "json"];
+    let explain = |from: &str, to: &str, port: &str| {
+        let words = ["--from", from, "--to", to, "--network", "x/net", "--tcp", port, "-o", "json"];
         let command = [text(&program), "explain", "--kubeconfig", &admin];
         cluster.machine.attempt(command.into_iter().chain(words)).success().json()
     };
-    let named = explain("x/web", "8080");
+    // What the agents enforce counts, and not the labels.
+    let early = explain("x/web", "x/db", "8080");
+    assert_eq!(early["allowed"], json!(false), "no controller has written the set: {early}");
+    assert_eq!(early["waiting"], json!(["x/p"]), "{early}");
+    cluster.start(ONE);
+    cluster.until_sets("a controller", "x/net", &[("role=web", &["10.0.0.1"])]);
     let rule = json!({ "allowed": { "policy": "x/p", "direction": "ingress", "rule": 0 } });
-    assert_eq!((&named["allowed"], &named["ingress"]), (&json!(true), &rule), "{named}");
-    assert_eq!(named["egress"], "notIsolated", "{named}");
-    assert_eq!(named["waiting"], json!(["x/p"]), "no controller has written the set: {named}");
-    for (from, port) in [("x/web", "8081"), ("y/web", "8080"), ("10.0.0.7", "8080")] {
-        let denied = explain(from, port);
+    for to in ["x/db", "10.0.0.2"] {
+        let named = explain("x/web", to, "8080");
+        assert_eq!((&named["allowed"], &named["ingress"]), (&json!(true), &rule), "{named}");
+        assert_eq!(named["egress"], "notIsolated", "{named}");
+        assert_eq!(named.get("waiting"), None, "{named}");
+    }
+    for (from, to, port) in [
+        ("x/web", "x/db", "8081"),
+        ("y/web", "x/db", "8080"),
+        ("10.0.0.7", "x/db", "8080"),
+        ("y/web", "10.0.0.2", "8080"),
+    ] {
+        let denied = explain(from, to, port);
         assert_eq!(
             (&denied["allowed"], &denied["ingress"]["denied"]),
             (&json!(false), &json!(["x/p"])),
             "{denied}"
         );
     }
-    cluster.start(ONE);
-    cluster.until_sets("a controller", "x/net", &[("role=web", &["10.0.0.1"])]);
-    assert_eq!(explain("x/web", "8080").get("waiting"), None);
 }
 
 #[test]

@@ -66,31 +66,15 @@ pub fn policy_definitions() -> Result<Vec<CustomResourceDefinition>, serde_json:
     ])
 }
 
-/// Returns the definition of MultiNetworkPolicy. Its older version has no `endPort`.
+/// Returns the definition of MultiNetworkPolicy. Both versions have the same fields, as in multi-networkpolicy's definition.
 fn multi_network_policy_definition() -> Result<CustomResourceDefinition, serde_json::Error> {
     let mut definition = adapt(MultiNetworkPolicy::crd(), &["spec"], Status::WithObject)?;
     let Some(newest) = definition.spec.versions.first() else { return Ok(definition) };
-    let mut tree = serde_json::to_value(newest)?;
-    remove_field(&mut tree, "endPort");
-    let mut older: CustomResourceDefinitionVersion = serde_json::from_value(tree)?;
+    let mut older = newest.clone();
     "v1beta1".clone_into(&mut older.name);
     older.storage = false;
     definition.spec.versions.insert(0, older);
     Ok(definition)
-}
-
-/// Removes a property from a schema, and from the schemas inside it.
-fn remove_field(tree: &mut Value, field: &str) {
-    match tree {
-        Value::Object(fields) => {
-            if let Some(Value::Object(properties)) = fields.get_mut("properties") {
-                properties.remove(field);
-            }
-            fields.values_mut().for_each(|value| remove_field(value, field));
-        }
-        Value::Array(all) => all.iter_mut().for_each(|value| remove_field(value, field)),
-        _ => {}
-    }
 }
 
 /// Way in which the status of an object is written.

@@ -1,9 +1,9 @@
 //! MultiNetworkPolicy (`k8s.cni.cncf.io/v1beta1`, `v1beta2`): which traffic may reach and leave an attachment.
 //!
 //! ```text
-//!  object ─► read ─► NetworkPolicy ──┬─► verdict   one connection: allowed or denied, and the deciding rule
-//!                                    ├─► resolve ─► PolicyAddresses
-//!                                    └─► compile ◄────────┘ ─► AttachmentPolicy ─► plan ─► rules in the kernel
+//!  object ─► read ─► NetworkPolicy ──┬─► resolve ─► PolicyAddresses
+//!                                    └─► compile ◄────────┘ ─► AttachmentPolicy ─┬─► plan ─► rules in the kernel
+//!                                                                                └─► verdict on one connection
 //! ```
 //!
 //! The semantics are those of Kubernetes' NetworkPolicy, for the networks that the annotation [`POLICY_FOR`] names:
@@ -40,7 +40,9 @@ pub use label_selector::LabelSelector;
 pub use peer_selection::PeerSelection;
 pub use policy_addresses::{PeerSet, PolicyAddresses, resolve, resolve_all};
 pub use read::read;
-pub use verdict::{Decision, Party, PolicyRuleReference, Verdict, verdict};
+pub use verdict::{
+    ConnectionVerdict, Decision, IpFamily, Party, PolicyRuleReference, Verdict, VerdictError, verdict,
+};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,7 +59,7 @@ use crate::refusal::Fault;
 pub const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 /// Kind of the object.
 pub const KIND: &str = "MultiNetworkPolicy";
-/// Versions of the object. Only the second one has `endPort`.
+/// Versions of the object. Both have the same fields, as in the definition of multi-networkpolicy.
 pub const VERSIONS: [&str; 2] = ["k8s.cni.cncf.io/v1beta1", "k8s.cni.cncf.io/v1beta2"];
 /// Label that the API server sets on each namespace to its name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
@@ -250,20 +252,6 @@ impl Direction {
 impl fmt::Display for Direction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word())
-    }
-}
-
-// === impl PolicyPort ===
-
-impl PolicyPort {
-    /// Whether traffic to this port of a destination fits. `named` are the destination's named ports.
-    pub fn fits(&self, protocol: Protocol, port: u16, named: &BTreeMap<String, (Protocol, u16)>) -> bool {
-        self.protocol == protocol
-            && match &self.ports {
-                Ports::All => true,
-                Ports::Range(first, last) => (*first..=*last).contains(&port),
-                Ports::Named(name) => named.get(name) == Some(&(protocol, port)),
-            }
     }
 }
 

@@ -241,6 +241,8 @@ rules! {
         "A selector of the MultiNetworkPolicy fits no pod of the files that is attached to one of its networks."
     NetworkPolicyDefaultTypes "network-policy-default-types" Warning File Weft("docs/network-policy.md")
         "The MultiNetworkPolicy has egress rules alone and no policyTypes: it also denies all ingress."
+    NetworkPolicyNamedPortOfBlock "network-policy-named-port-of-block" Warning File Weft("docs/network-policy.md")
+        "An egress rule of the MultiNetworkPolicy has a named port and an address block: a block has no named ports."
     InvalidKuryrConfig "invalid-kuryr-config" Error File Weft("docs/neutron.md")
         "The annotation openstack.org/kuryr-config cannot be read."
 

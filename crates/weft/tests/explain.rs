@@ -370,6 +370,40 @@ fn explain_network_policy_that_is_invalid_denies() {
     assert!(text.contains(fault), "{text}");
 }
 
+/// A policy for one family, and an end that is the address of a pod.
+#[test]
+fn explain_network_policy_answers_for_each_address_family() {
+    let dual = POLICIES.replace(r#""ips":["10.0.0.1/24"]"#, r#""ips":["10.0.0.1/24","fd00::1/64"]"#).replace(
+        "{k8s.v1.cni.cncf.io/networks: net-a}",
+        r#"{k8s.v1.cni.cncf.io/networks: '[{"name":"net-a","ips":["192.0.2.7/24","fd00::7/64"]}]'}"#,
+    );
+    let text = |arguments: &str| {
+        let output = explain_connection(&dual, arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(
+        text("--from other --to db --tcp 80"),
+        "TCP 80 from prod/other (prod/net-a 192.0.2.7 fd00::7) to prod/db (prod/net-a 10.0.0.1 fd00::1): \
+         not allowed for all addresses\n  \
+         IPv4 192.0.2.7 to 10.0.0.1: allowed\n    \
+         egress   allowed: no policy selects the pod\n    \
+         ingress  allowed by prod/db: spec.ingress[0]\n  \
+         IPv6 fd00::7 to fd00::1: denied\n    \
+         egress   allowed: no policy selects the pod\n    \
+         ingress  denied: no rule of prod/db allows it\n"
+    );
+    for (to, word) in [("10.0.0.1", "allowed"), ("fd00::1", "denied")] {
+        let shown = text(&format!("--from other --to {to} --tcp 80"));
+        assert!(shown.contains(&format!("to prod/db (prod/net-a {to}): {word}")), "{shown}");
+    }
+    let json: Value = serde_json::from_str(&text("--from other --to db --tcp 80 -o json")).unwrap();
+    let families: Vec<(&Value, &Value)> =
+        json["connections"].as_array().unwrap().iter().map(|one| (&one["family"], &one["allowed"])).collect();
+    assert_eq!(families, [(&json!("IPv4"), &json!(true)), (&json!("IPv6"), &json!(false))], "{json}");
+    assert_eq!(json["allowed"], json!(false));
+}
+
 #[test]
 fn explain_connection_of_unknown_pods_is_an_error() {
     for (arguments, words) in [

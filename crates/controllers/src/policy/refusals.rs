@@ -73,7 +73,11 @@ impl Refusals {
 
     fn judge(&self, policy: &WatchedPolicy, sets: &BTreeSet<Key>) -> Option<String> {
         if !policy.policy.faults.is_empty() {
-            return Some(format!("all traffic of the selected pods is denied: {}", faults(policy)));
+            let effect = match policy.policy.networks.is_empty() {
+                true => "the policy applies to no network",
+                false => "all traffic of the selected pods is denied",
+            };
+            return Some(format!("{effect}: {}", faults(policy)));
         }
         if let Some(why) = sets.iter().filter_map(|set| self.sets.get(set)?.refused.as_ref()).next() {
             return Some(format!("no pod counts as a peer of the rule: {why}"));

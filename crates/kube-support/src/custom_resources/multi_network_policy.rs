@@ -1,9 +1,9 @@
 //! MultiNetworkPolicy: which traffic may reach and leave pods on their additional networks.
 //!
-//! These types serve the definition alone; `npwg::network_policy` reads the objects. Version v1beta1 is v1beta2 without
-//! `endPort`.
+//! These types serve the definition alone; `npwg::network_policy` reads the objects. Versions v1beta1 and v1beta2 have the
+//! same fields: the definition of multi-networkpolicy has `endPort` in both, although its Go types of v1beta1 do not.
 //!
-//! Source: k8snetworkplumbingwg/multi-networkpolicy v1beta1 and v1beta2; `networking.k8s.io/v1` NetworkPolicy.
+//! Source: k8snetworkplumbingwg/multi-networkpolicy `scheme.yml`, v1beta1 and v1beta2; `networking.k8s.io/v1` NetworkPolicy.
 
 use std::collections::BTreeMap;
 

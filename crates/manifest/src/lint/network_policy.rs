@@ -1,9 +1,8 @@
-//! Linter for one MultiNetworkPolicy: faults that the reader finds, and directions that its author may not
-//! expect.
+//! Linter of one MultiNetworkPolicy: the faults of its reader, and rules that mean something else than their author may expect.
 
 use super::Report;
 use crate::{Located, Node, Value};
-use npwg::network_policy::NetworkPolicy;
+use npwg::network_policy::{NetworkPolicy, PolicyPeer, Ports};
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 
@@ -12,6 +11,23 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<NetworkPolicy>) {
         report.add(located.node_at(&fault.path).span.start, fault.clone());
     }
     default_types(report, located);
+    named_ports_of_blocks(report, located);
+}
+
+/// Reports egress rules in which a named port meets an address block: only the containers of a pod name their ports.
+fn named_ports_of_blocks(report: &mut Report<'_>, located: &Located<NetworkPolicy>) {
+    let egress = KeyPath::root().key("spec").key("egress");
+    for (index, rule) in located.value.egress.rules.iter().enumerate() {
+        let port = rule.ports.iter().position(|port| matches!(port.ports, Ports::Named(_)));
+        let has_block = rule.peers.iter().any(|peer| matches!(peer, PolicyPeer::Block(_)));
+        let Some(port) = port.filter(|_| has_block) else { continue };
+        let path = egress.index(index).key("ports").index(port);
+        let reason =
+            "an address block has no named ports: at this port the rule allows no address of its blocks";
+        let fault = Fault::new(Rule::NetworkPolicyNamedPortOfBlock, located.value.subject(), reason);
+        let cure = "write the number of the port, or select the pods instead of the block";
+        report.add(located.node_at(&path).span.start, fault.at(path).cure(cure));
+    }
 }
 
 /// Reports a policy with egress rules alone that does not say which directions it isolates.

@@ -101,15 +101,19 @@ impl AttachmentPolicy {
 
     /// Whether the rules allow a flow with this peer. `to` is absent for a protocol without ports.
     pub fn allows_flow(&self, direction: Direction, peer: IpAddr, to: Option<(Protocol, u16)>) -> bool {
-        let Some(IsolatedDirection { rules }) = self.isolated(direction) else { return true };
-        rules.iter().any(|rule| {
-            let is_port = rule.ports.is_empty()
-                || to.is_some_and(|(protocol, port)| {
-                    let mut own = rule.ports.iter().filter(|range| range.protocol == protocol);
-                    own.any(|range| (range.first..=range.last).contains(&port))
-                });
-            is_port && self.is_peer(&rule.peers, peer)
-        })
+        self.isolated(direction).is_none() || self.decide(direction, peer, to).is_some()
+    }
+
+    /// Returns the first rule that allows a flow with this peer; none if no rule does, or if the direction is not isolated. `to`
+    /// is absent for a protocol without ports.
+    pub fn decide(
+        &self,
+        direction: Direction,
+        peer: IpAddr,
+        to: Option<(Protocol, u16)>,
+    ) -> Option<&CompiledRule> {
+        let IsolatedDirection { rules } = self.isolated(direction)?;
+        rules.iter().find(|rule| rule.has_port(to) && self.is_peer(&rule.peers, peer))
     }
 
     fn is_peer(&self, peers: &CompiledPeers, address: IpAddr) -> bool {
@@ -118,8 +122,21 @@ impl AttachmentPolicy {
             CompiledPeers::Only { set, ranges } => {
                 let set = set.as_ref().and_then(|name| self.sets.get(name));
                 set.is_some_and(|addresses| addresses.contains(&address))
-                    || ranges.iter().any(|range| range.contains(address))
+                    || ranges.iter().any(|range| range.contains(address)) && !address.is_unspecified()
             }
         }
+    }
+}
+
+// === impl CompiledRule ===
+
+impl CompiledRule {
+    /// Whether the rule is about a port of the destination. `to` is absent for a protocol without ports.
+    pub(super) fn has_port(&self, to: Option<(Protocol, u16)>) -> bool {
+        self.ports.is_empty()
+            || to.is_some_and(|(protocol, port)| {
+                let mut own = self.ports.iter().filter(|range| range.protocol == protocol);
+                own.any(|range| (range.first..=range.last).contains(&port))
+            })
     }
 }

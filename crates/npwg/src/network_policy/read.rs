@@ -24,6 +24,9 @@ use crate::metadata::{DEFAULT_NAMESPACE, NetworkReference, definition_name_fault
 use crate::refusal::{KeyPath, quote};
 use crate::rule::Rule;
 
+/// Largest number of networks that the message about an invalid annotation names.
+const NAMES_SHOWN: usize = 8;
+
 /// Directions that a policy isolates, and whether its author wrote them.
 #[derive(Clone, Copy)]
 struct Isolation {
@@ -44,7 +47,7 @@ pub fn read(object: &Value) -> NetworkPolicy {
     let mut reader = ValueReader::new(subject(&namespace, &name));
     let root = Field { value: object, path: KeyPath::root() };
     let fields = reader.object(&root, &["apiVersion", "kind", "metadata", "spec"]);
-    let has_end_port = version(&mut reader, &fields);
+    check_version(&mut reader, &fields);
     let networks = networks(&mut reader, metadata("annotations"), &namespace);
     let known = ["podSelector", "ingress", "egress", "policyTypes"];
     let empty = Value::Object(Default::default());
@@ -64,8 +67,8 @@ pub fn read(object: &Value) -> NetworkPolicy {
             LabelSelector::default()
         }
     };
-    let ingress = rules(&mut reader, &spec, Direction::Ingress, has_end_port);
-    let egress = rules(&mut reader, &spec, Direction::Egress, has_end_port);
+    let ingress = rules(&mut reader, &spec, Direction::Ingress);
+    let egress = rules(&mut reader, &spec, Direction::Egress);
     check_size(&mut reader, &fields.path("spec"), &[&ingress, &egress]);
     // A rule for egress may be what is not understood.
     let may_have_egress_rule = !egress.is_empty() || reader.has_faults();
@@ -82,28 +85,28 @@ fn missing_selector(reader: &mut ValueReader, path: KeyPath) {
     reader.missing(Rule::InvalidNetworkPolicy, path, "podSelector is missing", cure);
 }
 
-/// Checks kind and version; returns whether the version has `endPort`.
-fn version(reader: &mut ValueReader, fields: &Fields<'_>) -> bool {
+/// Checks kind and version. Both versions have the same fields.
+fn check_version(reader: &mut ValueReader, fields: &Fields<'_>) {
     if let Some(kind) = fields.find("kind").filter(|kind| kind.value.as_str() != Some(KIND)) {
         reader.fault(&kind, format!("is not {KIND}"), "");
     }
     match fields.find("apiVersion") {
-        Some(field) if field.value.as_str() == Some(VERSIONS[1]) => true,
-        Some(field) if field.value.as_str() == Some(VERSIONS[0]) => false,
+        Some(field) if field.value.as_str().is_some_and(|version| VERSIONS.contains(&version)) => {}
         Some(field) => {
             reader.fault(&field, format!("is not a version of {KIND}"), &format!("write {}", VERSIONS[1]));
-            true
         }
         None => {
             let cure = format!("write apiVersion: {}", VERSIONS[1]);
             let path = fields.path("apiVersion");
             reader.missing(Rule::InvalidNetworkPolicy, path, "apiVersion is missing", &cure);
-            true
         }
     }
 }
 
-/// Reads the annotation that names the policy's networks.
+/// Reads the annotation with the networks of the policy.
+///
+/// With a wrong separator or an invalid name, the policy is in force, without rules, on every network that the text can
+/// mean: its author wanted to restrict them.
 fn networks(
     reader: &mut ValueReader,
     annotations: Option<&Value>,
@@ -111,7 +114,7 @@ fn networks(
 ) -> BTreeSet<NetworkReference> {
     let path = KeyPath::root().key("metadata").key("annotations");
     let value = annotations.and_then(|annotations| annotations.get(POLICY_FOR));
-    let Some(value) = value.filter(|value| value.as_str() != Some("")) else {
+    let Some(value) = value.filter(|value| value.as_str().is_none_or(|text| !text.trim().is_empty())) else {
         let cure = "write the names of NetworkAttachmentDefinitions, separated by commas";
         let reason = format!("annotation {POLICY_FOR} is missing: the policy applies to no network");
         reader.missing(Rule::NetworkPolicyWithoutNetwork, path, &reason, cure);
@@ -120,18 +123,62 @@ fn networks(
     let field = Field { value, path: path.key(POLICY_FOR) };
     let mut networks = BTreeSet::new();
     for element in reader.text(&field).unwrap_or_default().split(',').map(str::trim) {
-        let (namespace, name) = element.split_once('/').unwrap_or((namespace, element));
-        let fault = label_fault(namespace).map(|fault| format!("namespace {} {fault}", quote(namespace)));
-        let fault = fault
-            .or_else(|| definition_name_fault(name).map(|fault| format!("network {} {fault}", quote(name))));
-        match fault {
-            Some(fault) => reader.fault(&field, fault, "write NETWORK or NAMESPACE/NETWORK"),
-            None => drop(networks.insert(NetworkReference::new(namespace, name))),
-        }
+        let fault = match network_reference(element, namespace) {
+            Ok(network) => {
+                networks.insert(network);
+                continue;
+            }
+            Err(fault) => fault,
+        };
+        let readable = readable_networks(element, namespace);
+        let effect = match readable.is_empty() {
+            true => "the policy applies to no network by it".to_owned(),
+            false => {
+                let names: Vec<String> = readable.iter().take(NAMES_SHOWN).map(ToString::to_string).collect();
+                format!("the policy denies on {}", names.join(", "))
+            }
+        };
+        networks.extend(readable);
+        reader.fault(
+            &field,
+            format!("{fault}: {effect}"),
+            "write NETWORK or NAMESPACE/NETWORK, separated by commas",
+        );
     }
     // The policy is in force on all of them, without rules.
     if networks.len() > NETWORKS_MAX {
         reader.fault(&field, format!("names more than {NETWORKS_MAX} networks"), "write several policies");
+    }
+    networks
+}
+
+/// Returns the network that an element of the annotation names.
+///
+/// # Errors
+/// The element is no name, for the reason in the text.
+fn network_reference(element: &str, namespace: &str) -> Result<NetworkReference, String> {
+    let (namespace, name) = element.split_once('/').unwrap_or((namespace, element));
+    if let Some(fault) = label_fault(namespace) {
+        return Err(format!("namespace {} {fault}", quote(namespace)));
+    }
+    match definition_name_fault(name) {
+        Some(fault) => Err(format!("network {} {fault}", quote(name))),
+        None => Ok(NetworkReference::new(namespace, name)),
+    }
+}
+
+/// Returns the networks that an invalid element can mean, for example `a` and `b` of `a;b`, `a|b` or `a b`.
+fn readable_networks(element: &str, namespace: &str) -> BTreeSet<NetworkReference> {
+    let is_of_name = |c: char| c.is_alphanumeric() || ['-', '.', '/'].contains(&c);
+    let mut networks = BTreeSet::new();
+    for word in element.split(|c| !is_of_name(c)).map(str::to_ascii_lowercase) {
+        let word = word.trim_matches(|c: char| !c.is_alphanumeric());
+        networks.extend(network_reference(word, namespace).ok());
+        // Of `a/b/c` each part may be a network, and each pair one with its namespace.
+        let parts: Vec<&str> = word.split('/').filter(|_| word.matches('/').count() > 1).collect();
+        networks.extend(parts.iter().filter_map(|part| network_reference(part, namespace).ok()));
+        let pairs = parts.windows(2).filter_map(|pair| network_reference(&pair.join("/"), namespace).ok());
+        networks.extend(pairs);
     }
     networks
 }
@@ -161,12 +208,7 @@ fn is_empty(field: &Field<'_>) -> bool {
     field.value.as_array().is_some_and(Vec::is_empty)
 }
 
-fn rules(
-    reader: &mut ValueReader,
-    spec: &Fields<'_>,
-    direction: Direction,
-    has_end_port: bool,
-) -> Vec<PolicyRule> {
+fn rules(reader: &mut ValueReader, spec: &Fields<'_>, direction: Direction) -> Vec<PolicyRule> {
     let Some(field) = spec.find(direction.word()) else { return Vec::new() };
     let mut rules = Vec::new();
     for element in reader.list(&field, RULES_MAX) {
@@ -174,7 +216,7 @@ fn rules(
         let peers = fields.find(direction.peers_word()).map(|field| reader.list(&field, PEERS_MAX));
         let peers = peers.unwrap_or_default().iter().filter_map(|field| peer(reader, field)).collect();
         let ports = fields.find("ports").map(|field| reader.list(&field, PORTS_MAX)).unwrap_or_default();
-        let ports = ports.iter().filter_map(|field| port(reader, field, has_end_port)).collect();
+        let ports = ports.iter().filter_map(|field| port(reader, field)).collect();
         rules.push(PolicyRule { peers, ports });
     }
     rules
@@ -252,9 +294,8 @@ fn network(reader: &mut ValueReader, field: &Field<'_>) -> Option<IpNet> {
     network.ok().map(|network| network.trunc())
 }
 
-fn port(reader: &mut ValueReader, field: &Field<'_>, has_end_port: bool) -> Option<PolicyPort> {
-    let known = ["protocol", "port", "endPort"];
-    let fields = reader.object(field, if has_end_port { &known } else { &known[..2] });
+fn port(reader: &mut ValueReader, field: &Field<'_>) -> Option<PolicyPort> {
+    let fields = reader.object(field, &["protocol", "port", "endPort"]);
     let protocol = match fields.find("protocol") {
         None => Protocol::Tcp,
         Some(field) => {

@@ -96,8 +96,11 @@ impl Matrix {
                     let flow = Flow { from: &from.id(), to: &to.id(), protocol, port };
                     let expected = f == t || allowed(&flow);
                     let parties = [Party::Pod(attachments[f]), Party::Pod(attachments[t])];
-                    let verdict = verdict(policies, &parties[0], &parties[1], protocol, port);
+                    let verdict =
+                        verdict(policies, &addresses, &parties[0], &parties[1], protocol, port).unwrap();
                     assert_eq!(verdict.allowed, expected, "{case}: {flow:?}: {verdict:?}");
+                    let families = if f == t { 1 } else { 2 };
+                    assert_eq!(verdict.connections.len(), families, "{case}: {flow:?}: {verdict:?}");
                     if f == t {
                         continue;
                     }
@@ -369,16 +372,21 @@ fn network_policy_verdict_names_policy_and_rule() {
         ),
     ];
     let party = |id: &str| Party::Pod(matrix.0.iter().find(|member| member.id() == id).unwrap().attachment());
-    let allowed = verdict(&policies, &party("y/a"), &party("x/a"), Protocol::Tcp, 80);
+    let attachments: Vec<PodAttachment<'_>> = matrix.0.iter().map(Member::attachment).collect();
+    let addresses = resolve_all(&policies, &attachments);
+    let verdict = |from: &Party<'_>, to: &Party<'_>, port| {
+        verdict(&policies, &addresses, from, to, Protocol::Tcp, port).unwrap()
+    };
+    let allowed = verdict(&party("y/a"), &party("x/a"), 80);
     let rule = PolicyRuleReference { policy: "x/allow".to_owned(), direction: Direction::Ingress, rule: 1 };
     assert_eq!(rule.to_string(), "x/allow: spec.ingress[1]");
     assert_eq!((allowed.ingress, allowed.egress), (Decision::Allowed(rule), Decision::NotIsolated));
-    let denied = verdict(&policies, &party("y/a"), &party("x/a"), Protocol::Tcp, 81);
+    let denied = verdict(&party("y/a"), &party("x/a"), 81);
     assert_eq!(denied.ingress, Decision::Denied(vec!["x/deny".to_owned(), "x/allow".to_owned()]));
     let outside = Party::Address("192.0.2.1".parse().unwrap());
-    assert!(verdict(&policies, &outside, &party("x/a"), Protocol::Tcp, 80).allowed);
-    assert!(!verdict(&policies, &outside, &party("x/b"), Protocol::Tcp, 80).allowed);
-    let same = verdict(&policies, &party("x/b"), &party("x/b"), Protocol::Tcp, 80);
+    assert!(verdict(&outside, &party("x/a"), 80).allowed);
+    assert!(!verdict(&outside, &party("x/b"), 80).allowed);
+    let same = verdict(&party("x/b"), &party("x/b"), 80);
     assert_eq!((same.allowed, same.ingress), (true, Decision::SamePod));
 }
 
@@ -389,8 +397,64 @@ fn network_policy_block_is_undecided_without_addresses() {
     let block = json!([{"from": [{"ipBlock": {"cidr": "10.0.2.0/24"}}]}]);
     let policies = [policy("p", json!({"podSelector": {}, "ingress": block}))];
     let parties = [Party::Pod(matrix.0[4].attachment()), Party::Pod(matrix.0[0].attachment())];
-    let verdict = verdict(&policies, &parties[0], &parties[1], Protocol::Tcp, 80);
+    let verdict = verdict(&policies, &BTreeMap::new(), &parties[0], &parties[1], Protocol::Tcp, 80).unwrap();
     assert_eq!((verdict.allowed, verdict.undecided.len()), (false, 1), "{verdict:?}");
+}
+
+#[test]
+fn network_policy_verdict_is_that_of_each_family() {
+    let mut matrix = Matrix::new();
+    matrix.0[4].addresses.push("10.9.9.9".parse().unwrap());
+    let block = json!([{"from": [{"ipBlock": {"cidr": "10.0.0.0/16"}}]}]);
+    let policies = [policy("p", json!({"podSelector": {}, "ingress": block}))];
+    let [from, to] = [4, 0].map(|index: usize| Party::Pod(matrix.0[index].attachment()));
+    let verdict = |from: &Party<'_>| verdict(&policies, &BTreeMap::new(), from, &to, Protocol::Tcp, 80);
+    let of_pod = verdict(&from).unwrap();
+    let rows: Vec<_> = of_pod
+        .connections
+        .iter()
+        .map(|one| (one.family, one.from.unwrap().to_string(), one.allowed))
+        .collect();
+    let (v4, v6) = (Some(IpFamily::V4), Some(IpFamily::V6));
+    let expected = [(v4, "10.0.2.2", true), (v6, "fd00::2:2", false), (v4, "10.9.9.9", false)]
+        .map(|(family, from, allowed)| (family, from.to_owned(), allowed));
+    assert_eq!(rows, expected, "{of_pod:?}");
+    assert!(!of_pod.allowed && of_pod.ingress == Decision::Denied(vec!["x/p".to_owned()]));
+    let address = |text: &str| Party::Address(text.parse().unwrap());
+    assert!(verdict(&address("10.0.9.9")).unwrap().allowed);
+    assert!(!verdict(&address("fd00::9")).unwrap().allowed);
+    let mut v4_only = matrix.0[0].attachment();
+    v4_only.addresses = &v4_only.addresses[..1];
+    let none = super::verdict(
+        &policies,
+        &BTreeMap::new(),
+        &address("fd00::9"),
+        &Party::Pod(v4_only),
+        Protocol::Tcp,
+        80,
+    );
+    assert_eq!(none, Err(VerdictError::NoFamily));
+}
+
+#[test]
+fn network_policy_verdict_follows_the_sets_and_not_labels() {
+    let matrix = Matrix::new();
+    let attachments: Vec<PodAttachment<'_>> = matrix.0.iter().map(Member::attachment).collect();
+    let spec = json!({"podSelector": pod("a"), "policyTypes": ["Egress"], "egress": [
+        {"to": [{"ipBlock": {"cidr": "10.0.1.0/24"}}, {"podSelector": pod("c")}], "ports": [{"port": "serve-80"}]}]});
+    let policies = [policy("p", spec)];
+    let [own, of_block, peer] = [0, 1, 2].map(|index: usize| Party::Pod(attachments[index]));
+    let allowed = |addresses: &BTreeMap<String, PolicyAddresses>, to: &Party<'_>| {
+        verdict(&policies, addresses, &own, to, Protocol::Tcp, 80).unwrap().allowed
+    };
+    let resolved = resolve_all(&policies, &attachments);
+    assert!(allowed(&resolved, &peer));
+    assert!(!allowed(&resolved, &of_block), "a block has no named ports");
+    assert!(!allowed(&BTreeMap::new(), &peer), "the controller has not written the set");
+    // A pod without known addresses is in the sets that it fits.
+    let mut unknown = attachments[2];
+    unknown.addresses = &[];
+    assert!(allowed(&BTreeMap::new(), &Party::Pod(unknown)));
 }
 
 /// Object with one change, and a part of the message about it.
@@ -407,7 +471,9 @@ fn faults(path: &str, value: Value) -> Vec<String> {
     let matrix = Matrix::new();
     if !policy.faults.is_empty() && !policy.networks.is_empty() {
         let parties = [1, 0].map(|index: usize| Party::Pod(matrix.0[index].attachment()));
-        let verdict = verdict(std::slice::from_ref(&policy), &parties[0], &parties[1], Protocol::Tcp, 80);
+        let policies = std::slice::from_ref(&policy);
+        let verdict =
+            verdict(policies, &BTreeMap::new(), &parties[0], &parties[1], Protocol::Tcp, 80).unwrap();
         assert!(!verdict.allowed, "{path}: an invalid policy must deny what it selects");
     }
     policy.faults.iter().map(ToString::to_string).collect()
@@ -500,17 +566,49 @@ fn network_policy_selector_fits_no_unknown_namespace_labels() {
 }
 
 #[test]
-fn network_policy_v1beta1_has_no_end_port() {
-    let object = json!({
-        "apiVersion": VERSIONS[0],
-        "kind": KIND,
-        "metadata": {"name": "p", "annotations": {POLICY_FOR: "net"}},
-        "spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 80, "endPort": 90}]}]},
-    });
-    let policy = read(&object);
-    assert!(policy.faults[0].to_string().contains("endPort: 90: unknown field"), "{:?}", policy.faults);
-    assert_eq!(policy.networks.first().map(ToString::to_string).as_deref(), Some("default/net"));
-    assert!(policy.ingress.isolates && policy.ingress.rules.is_empty());
+fn network_policy_v1beta1_has_end_port() {
+    let object = |version: &str| {
+        read(&json!({
+            "apiVersion": version,
+            "kind": KIND,
+            "metadata": {"name": "p", "annotations": {POLICY_FOR: "net"}},
+            "spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 5000, "endPort": 5900}]}]},
+        }))
+    };
+    let policy = object(VERSIONS[0]);
+    assert_eq!(policy.faults, []);
+    assert_eq!(policy.ingress.rules[0].ports[0].ports, Ports::Range(5000, 5900));
+    assert_eq!(policy, object(VERSIONS[1]));
+}
+
+#[test]
+fn network_policy_for_with_invalid_names_denies_on_readable() {
+    for (text, networks, words) in [
+        ("br;mv", "x/br x/mv", "the policy denies on x/br, x/mv"),
+        ("br mv", "x/br x/mv", "the policy denies on x/br, x/mv"),
+        ("br|y/mv", "x/br y/mv", "the policy denies on x/br, y/mv"),
+        ("br\nmv\t", "x/br x/mv", "denies on"),
+        ("br，mv", "x/br x/mv", "denies on"),
+        ("[\"br\", \"mv\"]", "x/br x/mv", "denies on x/br"),
+        ("Br", "x/br", "network \"Br\" contains \"B\""),
+        ("-br-", "x/br", "denies on x/br"),
+        ("y/br/mv", "br/mv x/br x/mv x/y y/br", "denies on"),
+        ("br,,mv", "x/br x/mv", "network \"\" is empty: the policy applies to no network by it"),
+        ("br, MV!", "x/br x/mv", "denies on x/mv"),
+        (";;", "", "the policy applies to no network by it"),
+        ("é", "", "the policy applies to no network by it"),
+    ] {
+        let policy = read(&json!({
+            "apiVersion": VERSIONS[1], "kind": KIND,
+            "metadata": {"namespace": "x", "name": "p", "annotations": {POLICY_FOR: text}},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{}]},
+        }));
+        let named: Vec<String> = policy.networks.iter().map(ToString::to_string).collect();
+        assert_eq!(named.join(" "), networks, "{text:?}");
+        assert!(policy.ingress.isolates && policy.ingress.rules.is_empty(), "{text:?}");
+        let faults: Vec<String> = policy.faults.iter().map(ToString::to_string).collect();
+        assert!(faults.iter().any(|fault| fault.contains(words)), "{text:?}: {faults:?}");
+    }
 }
 
 #[test]

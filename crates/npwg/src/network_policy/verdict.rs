@@ -1,11 +1,27 @@
 //! Verdict on one connection, and the policies and rule that decide it.
+//!
+//! The verdict is that of the compiled rules ([`AttachmentPolicy::decide`]), from which the rules of the kernel are written: what
+//! a selector means depends on the addresses that its set has, and not on labels. Each pair of addresses of the two ends is a
+//! connection of its own, because a rule may allow one address family only.
+//!
+//! The addresses of a pod that was never attached are unknown. Such a pod counts as a member of the sets that its labels fit,
+//! and as no member of a block: such rules are returned as undecided.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use serde::Serialize;
+use thiserror::Error;
 
-use super::{Direction, NetworkPolicy, PodAttachment, PolicyPeer, PolicyRule, Protocol};
+use super::attachment_policy::{CompiledPeers, IsolatedDirection};
+use super::{
+    AttachmentPolicy, CompileError, CompiledRule, Direction, NetworkPolicy, PodAttachment, PolicyAddresses,
+    Protocol, compile,
+};
+
+/// Stands for the addresses of a pod that are not known. No pod has it.
+const UNKNOWN: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +32,8 @@ pub enum Party<'a> {
     Address(IpAddr),
 }
 
-/// Where a rule is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// Rule of a policy.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct PolicyRuleReference {
     /// Policy that contains it, as `namespace/name`.
     pub policy: String,
@@ -41,136 +57,240 @@ pub enum Decision {
     Denied(Vec<String>),
 }
 
-/// Verdict on a connection.
+/// Address family of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum IpFamily {
+    /// IPv4.
+    #[serde(rename = "IPv4")]
+    V4,
+    /// IPv6.
+    #[serde(rename = "IPv6")]
+    V6,
+}
+
+/// Verdict on the connections between addresses of the two ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
+    /// Whether all of them are allowed.
+    pub allowed: bool,
+    /// Decision about the egress of the source: that of the first forbidden connection, else of the first.
+    pub egress: Decision,
+    /// Decision about the ingress of the destination.
+    pub ingress: Decision,
+    /// Connections by their addresses. Those of one family with the same decisions are one.
+    pub connections: Vec<ConnectionVerdict>,
+    /// Rules with address blocks that could not be compared, because the addresses of the peer are unknown.
+    pub undecided: Vec<PolicyRuleReference>,
+}
+
+/// Verdict on the connection between two addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ConnectionVerdict {
+    /// Address family; absent if no address is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub family: Option<IpFamily>,
+    /// Address of the source, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<IpAddr>,
+    /// Address of the destination, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<IpAddr>,
     /// Whether the connection is allowed.
     pub allowed: bool,
     /// Decision for egress, made at the source.
     pub egress: Decision,
     /// Decision for ingress, made at the destination.
     pub ingress: Decision,
-    /// Rules with address blocks that could not be compared, because the peer's addresses are unknown.
-    pub undecided: Vec<PolicyRuleReference>,
 }
 
-/// Returns the verdict on a connection from one party to a port on another.
+/// Error of a verdict.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum VerdictError {
+    /// The ends have no addresses between which a connection is possible.
+    #[error("the source and the destination have no addresses of the same family")]
+    NoFamily,
+    /// The policies of an end are too large, so that its pod does not start.
+    #[error(transparent)]
+    Size(#[from] CompileError),
+}
+
+/// Returns the verdict on a connection from one party to a port of another. `addresses` are those of the peers of each policy,
+/// by its name: what the kernel's sets contain.
+///
+/// # Errors
+/// No connection is possible, or the policies cannot be enforced.
 pub fn verdict(
     policies: &[NetworkPolicy],
+    addresses: &BTreeMap<String, PolicyAddresses>,
     from: &Party<'_>,
     to: &Party<'_>,
     protocol: Protocol,
     port: u16,
-) -> Verdict {
-    let mut undecided = Vec::new();
+) -> Result<Verdict, VerdictError> {
     let is_same = match (from, to) {
         (Party::Pod(from), Party::Pod(to)) => (from.namespace, from.name) == (to.namespace, to.name),
         _ => false,
     };
-    let mut decide = |direction, own: &Party<'_>, peer: &Party<'_>| {
-        if is_same {
-            return Decision::SamePod;
+    let pairs = pairs(from, to);
+    if pairs.is_empty() && !is_same {
+        return Err(VerdictError::NoFamily);
+    }
+    let source = End::new(policies, addresses, (from, to), Direction::Egress)?;
+    let destination = End::new(policies, addresses, (to, from), Direction::Ingress)?;
+    let mut connections: Vec<ConnectionVerdict> = Vec::new();
+    let mut undecided = Vec::new();
+    let pairs = if is_same { vec![(UNKNOWN, UNKNOWN)] } else { pairs };
+    for (from, to) in pairs {
+        let decide =
+            |end: &End<'_>, peer| if is_same { Decision::SamePod } else { end.decide(peer, protocol, port) };
+        let (egress, ingress) = (decide(&source, to), decide(&destination, from));
+        if !is_same {
+            undecided.extend(source.undecided(to, protocol, port));
+            undecided.extend(destination.undecided(from, protocol, port));
         }
-        let connection = Connection { direction, peer, to, protocol, port };
-        connection.decide(policies, own, &mut undecided)
-    };
-    let egress = decide(Direction::Egress, from, to);
-    let ingress = decide(Direction::Ingress, to, from);
-    let allowed = egress.allows() && ingress.allows();
-    Verdict { allowed, egress, ingress, undecided }
+        let known = |address: IpAddr| Some(address).filter(|address| *address != UNKNOWN);
+        let connection = ConnectionVerdict {
+            family: known(from)
+                .or(known(to))
+                .map(|address| if address.is_ipv4() { IpFamily::V4 } else { IpFamily::V6 }),
+            from: known(from),
+            to: known(to),
+            allowed: egress.allows() && ingress.allows(),
+            egress,
+            ingress,
+        };
+        if !connections.iter().any(|other| other.is_like(&connection)) {
+            connections.push(connection);
+        }
+    }
+    undecided.sort();
+    undecided.dedup();
+    let first = connections.iter().find(|one| !one.allowed).or(connections.first());
+    let (egress, ingress) =
+        first.map(|one| (one.egress.clone(), one.ingress.clone())).ok_or(VerdictError::NoFamily)?;
+    let allowed = connections.iter().all(|one| one.allowed);
+    Ok(Verdict { allowed, egress, ingress, connections, undecided })
 }
 
-/// Connection as one end sees it.
-struct Connection<'a> {
+/// Returns the pairs of addresses between which a connection is possible. [`UNKNOWN`] fits both families.
+fn pairs(from: &Party<'_>, to: &Party<'_>) -> Vec<(IpAddr, IpAddr)> {
+    let (sources, targets) = (from.addresses(), to.addresses());
+    let fits =
+        |one: IpAddr, other: IpAddr| one == UNKNOWN || other == UNKNOWN || one.is_ipv4() == other.is_ipv4();
+    let pairs = sources.iter().flat_map(|from| targets.iter().map(|to| (*from, *to)));
+    pairs.filter(|(from, to)| fits(*from, *to)).collect()
+}
+
+/// One end of the connection, with its compiled policies.
+struct End<'a> {
     direction: Direction,
-    peer: &'a Party<'a>,
-    /// Destination, whose containers name the ports.
-    to: &'a Party<'a>,
-    protocol: Protocol,
-    port: u16,
+    compiled: AttachmentPolicy,
+    /// Policies that isolate the end in the direction.
+    isolating: Vec<&'a NetworkPolicy>,
 }
 
-/// Result when a party is compared with a rule's peers.
-#[derive(PartialEq, Eq)]
-enum Fit {
-    Yes,
-    No,
-    Unknown,
-}
+// === impl End ===
 
-// === impl Connection ===
-
-impl Connection<'_> {
-    fn decide(
-        &self,
-        policies: &[NetworkPolicy],
-        own: &Party<'_>,
-        undecided: &mut Vec<PolicyRuleReference>,
-    ) -> Decision {
-        let Party::Pod(own) = own else { return Decision::NotIsolated };
-        let mut denied = Vec::new();
-        let selecting = policies.iter().filter(|policy| policy.selects(own));
-        for policy in selecting.filter(|policy| policy.rules(self.direction).isolates) {
-            for (rule, content) in policy.rules(self.direction).rules.iter().enumerate() {
-                let reference =
-                    || PolicyRuleReference { policy: policy.to_string(), direction: self.direction, rule };
-                match self.fits(policy, content) {
-                    Fit::Yes => return Decision::Allowed(reference()),
-                    Fit::Unknown => undecided.push(reference()),
-                    Fit::No => {}
-                }
-            }
-            denied.push(policy.to_string());
-        }
-        if denied.is_empty() { Decision::NotIsolated } else { Decision::Denied(denied) }
-    }
-
-    fn fits(&self, policy: &NetworkPolicy, rule: &PolicyRule) -> Fit {
-        let PolicyRule { peers, ports } = rule;
-        let none = Default::default();
-        let named = match self.to {
-            Party::Pod(pod) => pod.ports,
-            Party::Address(_) => &none,
+impl<'a> End<'a> {
+    fn new(
+        policies: &'a [NetworkPolicy],
+        addresses: &BTreeMap<String, PolicyAddresses>,
+        (own, peer): (&Party<'_>, &Party<'_>),
+        direction: Direction,
+    ) -> Result<End<'a>, CompileError> {
+        let Party::Pod(own) = own else {
+            return Ok(End { direction, compiled: AttachmentPolicy::default(), isolating: Vec::new() });
         };
-        if !ports.is_empty() && !ports.iter().any(|one| one.fits(self.protocol, self.port, named)) {
-            return Fit::No;
-        }
-        if peers.is_empty() {
-            return Fit::Yes;
-        }
-        let mut fit = Fit::No;
-        for peer in peers {
-            match self.peer_fits(policy, peer) {
-                Fit::Yes => return Fit::Yes,
-                Fit::Unknown => fit = Fit::Unknown,
-                Fit::No => {}
+        let mut selecting: Vec<&NetworkPolicy> =
+            policies.iter().filter(|policy| policy.selects(own)).collect();
+        let own_policies: Vec<NetworkPolicy> = selecting.iter().map(|policy| (*policy).clone()).collect();
+        let compiled = match peer {
+            Party::Pod(peer) if peer.addresses.is_empty() => {
+                compile(&own_policies, own, &with_unknown(&own_policies, addresses, peer))?
             }
-        }
-        fit
+            _ => compile(&own_policies, own, addresses)?,
+        };
+        selecting.retain(|policy| policy.rules(direction).isolates);
+        Ok(End { direction, compiled, isolating: selecting })
     }
 
-    fn peer_fits(&self, policy: &NetworkPolicy, peer: &PolicyPeer) -> Fit {
-        let fits = match (peer, self.peer) {
-            (PolicyPeer::Pods { .. }, Party::Pod(pod)) => policy.peer_selects(peer, pod),
-            (PolicyPeer::Pods { .. }, Party::Address(_)) => false,
-            (PolicyPeer::Block(ranges), Party::Address(address)) => {
-                ranges.iter().any(|range| range.contains(*address))
-            }
-            (PolicyPeer::Block(_), Party::Pod(pod)) if pod.addresses.is_empty() => return Fit::Unknown,
-            (PolicyPeer::Block(ranges), Party::Pod(pod)) => {
-                pod.addresses.iter().any(|address| ranges.iter().any(|range| range.contains(*address)))
-            }
+    fn decide(&self, peer: IpAddr, protocol: Protocol, port: u16) -> Decision {
+        match self.compiled.decide(self.direction, peer, Some((protocol, port))) {
+            _ if self.isolating.is_empty() => Decision::NotIsolated,
+            Some(rule) => Decision::Allowed(self.reference(rule)),
+            None => Decision::Denied(self.isolating.iter().map(ToString::to_string).collect()),
+        }
+    }
+
+    /// Returns the rules before the deciding one whose blocks may have an unknown peer.
+    fn undecided(&self, peer: IpAddr, protocol: Protocol, port: u16) -> Vec<PolicyRuleReference> {
+        let Some(IsolatedDirection { rules }) = self.compiled.isolated(self.direction) else {
+            return Vec::new();
         };
-        if fits { Fit::Yes } else { Fit::No }
+        if peer != UNKNOWN {
+            return Vec::new();
+        }
+        let decides = self.compiled.decide(self.direction, peer, Some((protocol, port)));
+        let before =
+            rules.iter().take_while(|rule| decides.is_none_or(|decides| !std::ptr::eq(*rule, decides)));
+        let has_block = |rule: &&CompiledRule| matches!(&rule.peers, CompiledPeers::Only { ranges, .. } if !ranges.is_empty());
+        let fitting = before.filter(has_block).filter(|rule| rule.has_port(Some((protocol, port))));
+        fitting.map(|rule| self.reference(rule)).collect()
+    }
+
+    fn reference(&self, rule: &CompiledRule) -> PolicyRuleReference {
+        let CompiledRule { policy, rule, .. } = rule;
+        PolicyRuleReference { policy: policy.clone(), direction: self.direction, rule: *rule }
     }
 }
 
-// === impl Decision ===
+/// Returns the addresses of policies' peers with [`UNKNOWN`] in the sets that a pod without known addresses fits.
+fn with_unknown(
+    policies: &[NetworkPolicy],
+    addresses: &BTreeMap<String, PolicyAddresses>,
+    peer: &PodAttachment<'_>,
+) -> BTreeMap<String, PolicyAddresses> {
+    let with = |policy: &NetworkPolicy| {
+        let name = policy.to_string();
+        let mut with = addresses.get(&name).cloned().unwrap_or_default();
+        policy.peer_sets(peer).into_iter().for_each(|set| with.insert(set, [UNKNOWN]));
+        (name, with)
+    };
+    policies.iter().map(with).collect()
+}
+
+// === impl Party, ConnectionVerdict, Decision ===
+
+impl Party<'_> {
+    fn addresses(&self) -> Vec<IpAddr> {
+        match self {
+            Party::Address(address) => vec![*address],
+            Party::Pod(pod) if pod.addresses.is_empty() => vec![UNKNOWN],
+            Party::Pod(pod) => pod.addresses.to_vec(),
+        }
+    }
+}
+
+impl ConnectionVerdict {
+    /// Whether the connection differs from another one in its addresses at most.
+    fn is_like(&self, other: &ConnectionVerdict) -> bool {
+        (self.family, &self.egress, &self.ingress) == (other.family, &other.egress, &other.ingress)
+    }
+}
 
 impl Decision {
     /// Whether this end allows the connection.
     pub fn allows(&self) -> bool {
         !matches!(self, Decision::Denied(_))
+    }
+}
+
+impl fmt::Display for IpFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IpFamily::V4 => "IPv4",
+            IpFamily::V6 => "IPv6",
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `weft explain --from … --to …`: the MultiNetworkPolicies' verdict on one connection. They come from
 //! manifests, or without any from a cluster.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
@@ -11,7 +11,10 @@ use cli_support::output::{Format, Progress};
 use cli_support::terminal::plain;
 use manifest::{Collection, DEFAULT_NAMESPACE};
 use npwg::metadata::NetworkReference;
-use npwg::network_policy::{Decision, NetworkPolicy, Party, PodAttachment, Protocol, Verdict, verdict};
+use npwg::network_policy::{
+    ConnectionVerdict, Decision, NetworkPolicy, Party, PodAttachment, PolicyAddresses, Protocol, Verdict,
+    resolve_all, verdict,
+};
 use npwg::pod_policies::PodNetworks;
 use serde::Serialize;
 
@@ -65,7 +68,7 @@ struct Document<'a> {
     verdict: &'a Verdict,
     /// Policies that cannot be read; each denies what it selects.
     invalid: Vec<Invalid>,
-    /// Policies at the ends for which the cluster's controller has not written the peer addresses.
+    /// Policies of the ends for which the cluster's controller has not written the addresses of the other end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<String>,
 }
@@ -87,6 +90,15 @@ enum EndName {
 enum End {
     Address(IpAddr),
     Pod { pod: PodNetworks, network: usize },
+}
+
+/// Objects that decide about a connection.
+struct Objects {
+    all: Collection,
+    /// Addresses of the peers of each policy: in a cluster those that its controller wrote.
+    addresses: BTreeMap<String, PolicyAddresses>,
+    /// Where the objects are from, for a message.
+    source: &'static str,
 }
 
 /// Runs `weft explain` for a connection.
@@ -115,24 +127,23 @@ pub(super) fn run(
     if pods.is_empty() {
         return Err(usage("explain a connection: --from or --to must be a pod"));
     }
-    let (all, without_set) = objects(inputs, access, &pods)?;
-    let source_of_objects = if inputs.files.is_empty() { "cluster" } else { "manifests" };
+    let wanted: Vec<IpAddr> = named.iter().filter_map(EndName::address).collect();
+    let Objects { all, addresses, source: source_of_objects } = objects(inputs, access, &pods, &wanted)?;
     let find = |name: &EndName| End::find(&all, name, network, source_of_objects);
     let ends = [find(&named[0])?, find(&named[1])?];
     let policies: Vec<NetworkPolicy> = all.policies.values().cloned().collect();
     let [source, destination] = [ends[0].party(&all)?, ends[1].party(&all)?];
-    let verdict = verdict(&policies, &source, &destination, protocol, port);
+    let verdict = verdict(&policies, &addresses, &source, &destination, protocol, port)
+        .map_err(|error| Failure::new(format!("{} to {}: {error}", name(&source), name(&destination))))?;
     let invalid = policies.iter().filter(|policy| !policy.faults.is_empty()).map(|policy| Invalid {
         policy: policy.to_string(),
         faults: policy.faults.iter().map(ToString::to_string).collect(),
     });
-    let selects = |policy: &NetworkPolicy| {
-        [&source, &destination]
-            .into_iter()
-            .any(|party| matches!(party, Party::Pod(attachment) if policy.selects(attachment)))
+    let is_waiting = |policy: &&NetworkPolicy| {
+        let of = |own, peer| lacks_peer(policy, &addresses, own, peer);
+        of(&source, &destination) || of(&destination, &source)
     };
-    let waiting = policies.iter().filter(|policy| selects(policy)).map(ToString::to_string);
-    let waiting = waiting.filter(|policy| without_set.contains(policy)).collect();
+    let waiting = policies.iter().filter(is_waiting).map(ToString::to_string).collect();
     let invalid = invalid.collect();
     let document = Document { from, to, protocol, port, verdict: &verdict, invalid, waiting };
     match format.print(&document) {
@@ -141,16 +152,39 @@ pub(super) fn run(
     }
 }
 
+/// Whether a policy selects the end `own`, and its sets lack addresses of a pod that is a peer by its labels.
+fn lacks_peer(
+    policy: &NetworkPolicy,
+    addresses: &BTreeMap<String, PolicyAddresses>,
+    own: &Party<'_>,
+    peer: &Party<'_>,
+) -> bool {
+    let (Party::Pod(own), Party::Pod(peer)) = (own, peer) else { return false };
+    let written = addresses.get(&policy.to_string());
+    let has_all = |set| {
+        let found = written.and_then(|written| written.find(set));
+        peer.addresses.iter().all(|address| found.is_some_and(|all| all.contains(address)))
+    };
+    policy.selects(own) && !policy.peer_sets(peer).iter().all(has_all)
+}
+
 fn describe(document: &Document<'_>, [source, destination]: [&Party<'_>; 2]) -> String {
     let Document { from: _, to: _, protocol, port, verdict, invalid, waiting } = document;
-    let word = if verdict.allowed { "allowed" } else { "denied" };
-    let mut text =
-        plain(&format!("{protocol} {port} from {} to {}: {word}", name(source), name(destination)));
-    text.push('\n');
-    for (direction, party, decision) in
-        [("egress", source, &verdict.egress), ("ingress", destination, &verdict.ingress)]
-    {
-        let _ = writeln!(text, "  {:<9}{}", direction, plain(&reason(party, decision)));
+    let what = format!("{protocol} {port} from {} to {}", name(source), name(destination));
+    let mut text = plain(&what);
+    let connections = &verdict.connections;
+    match connections.as_slice() {
+        several @ [first, ..] if several.iter().any(|one| !has_decisions_of(one, first)) => {
+            text.push_str(if verdict.allowed { ": allowed\n" } else { ": not allowed for all addresses\n" });
+            for one in several {
+                let _ = writeln!(text, "  {}: {}", addresses_of(one), word(one.allowed));
+                decisions(&mut text, "    ", [(source, &one.egress), (destination, &one.ingress)]);
+            }
+        }
+        _ => {
+            let _ = writeln!(text, ": {}", word(verdict.allowed));
+            decisions(&mut text, "  ", [(source, &verdict.egress), (destination, &verdict.ingress)]);
+        }
     }
     for rule in &verdict.undecided {
         let note = "has an address block; the addresses of the pod are not known";
@@ -162,29 +196,56 @@ fn describe(document: &Document<'_>, [source, destination]: [&Party<'_>; 2]) -> 
         }
     }
     for policy in waiting {
-        let note = "the controller has not written the addresses of its peers; until then no pod is a peer";
+        let note = "the controller has not written the addresses of the peer; until then its selectors do not allow it";
         let _ = writeln!(text, "  waiting  {}: {note}", plain(policy));
     }
     text
 }
 
-/// Returns the objects in the manifests, or without files those in a cluster, and the policies without a
-/// current address set.
+fn word(is_allowed: bool) -> &'static str {
+    if is_allowed { "allowed" } else { "denied" }
+}
+
+fn has_decisions_of(one: &ConnectionVerdict, other: &ConnectionVerdict) -> bool {
+    (&one.egress, &one.ingress) == (&other.egress, &other.ingress)
+}
+
+/// Returns family and addresses of a connection, such as `IPv4 10.0.0.1 to 10.0.0.2`.
+fn addresses_of(connection: &ConnectionVerdict) -> String {
+    let ConnectionVerdict { family, from, to, .. } = connection;
+    let address = |end: &Option<IpAddr>| end.map_or("an unknown address".to_owned(), |end| end.to_string());
+    let family = family.map(|family| format!("{family} ")).unwrap_or_default();
+    format!("{family}{} to {}", address(from), address(to))
+}
+
+/// Adds one line for the decision of each end.
+fn decisions(text: &mut String, indent: &str, [source, destination]: [(&Party<'_>, &Decision); 2]) {
+    for (direction, (party, decision)) in [("egress", source), ("ingress", destination)] {
+        let _ = writeln!(text, "{indent}{direction:<9}{}", plain(&reason(party, decision)));
+    }
+}
+
+/// Returns the objects of the manifests, or without files those of a cluster. `addresses` are those of ends that are pods.
 fn objects(
     inputs: &Inputs,
     access: &ClusterAccess,
     pods: &[PodName],
-) -> Result<(Collection, BTreeSet<String>), Failure> {
+    wanted: &[IpAddr],
+) -> Result<Objects, Failure> {
     if inputs.files.is_empty() {
-        let ClusterObjects { collection, without_set } = cluster_policies::read(access, pods)?;
-        return Ok((collection, without_set));
+        let ClusterObjects { collection, addresses } = cluster_policies::read(access, pods, wanted)?;
+        return Ok(Objects { all: collection, addresses, source: "cluster" });
     }
     let files = input_files::read(&inputs.files)?;
     let all = manifest_plan::collect(files.iter().filter(|file| file.kind == Kind::Manifest));
     for problem in &all.problems {
         Progress::beside(Format::Json).line(format!("weft: skipped: {}", plain(problem)));
     }
-    Ok((all, BTreeSet::new()))
+    let networks: Vec<PodNetworks> = all.pods.iter().map(PodNetworks::of).collect();
+    let attachments: Vec<PodAttachment<'_>> =
+        networks.iter().flat_map(|pod| pod.attachments(all.namespaces.get(&pod.namespace))).collect();
+    let addresses = resolve_all(all.policies.values(), &attachments);
+    Ok(Objects { all, addresses, source: "manifests" })
 }
 
 /// Returns a party's pod, network and addresses.
@@ -228,15 +289,23 @@ impl EndName {
             EndName::Pod(pod) => Some(pod),
         }
     }
+
+    fn address(&self) -> Option<IpAddr> {
+        match self {
+            EndName::Address(address) => Some(*address),
+            EndName::Pod(_) => None,
+        }
+    }
 }
 
 // === impl End ===
 
 impl End {
-    /// Finds the pod and its attachment to the network. `source` is where the pod should be.
+    /// Finds the pod and its attachment to the network. `source` is the place where the pod should be. An address that a pod has
+    /// on the network is that pod's, whose policies apply.
     fn find(all: &Collection, name: &EndName, network: &str, source: &str) -> Result<End, Failure> {
         let pod = match name {
-            EndName::Address(address) => return Ok(End::Address(*address)),
+            EndName::Address(address) => return Ok(End::with_address(all, *address, network)),
             EndName::Pod(pod) => pod,
         };
         let found = all.pods.iter().find(|one| one.namespace == pod.namespace && one.name == pod.name);
@@ -256,6 +325,19 @@ impl End {
                 Err(Failure::new(format!("pod {pod} does not select network {wanted}")).next(next))
             }
         }
+    }
+
+    /// Returns the attachment to the network with this address; the address itself if no pod has it there.
+    fn with_address(all: &Collection, address: IpAddr, network: &str) -> End {
+        for pod in all.pods.iter().map(PodNetworks::of) {
+            let (namespace, name) = network.split_once('/').unwrap_or((&pod.namespace, network));
+            let wanted = NetworkReference::new(namespace, name);
+            let own = pod.networks.iter().find(|(network, own)| *network == wanted && own.contains(&address));
+            if let Some((network, _)) = own.cloned() {
+                return End::Pod { pod: pod.with_networks(vec![(network, vec![address])]), network: 0 };
+            }
+        }
+        End::Address(address)
     }
 
     fn party<'a>(&'a self, all: &'a Collection) -> Result<Party<'a>, Failure> {
