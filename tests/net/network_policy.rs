@@ -247,8 +247,12 @@ fn network_policy_on_the_host_end_survives_a_hostile_pod() {
     for (pod, _) in &pods {
         pod.run(["nft", "flush", "ruleset"]);
     }
-    pods[0].1.check(&weft()).success();
     assert_rows("flushed", &pods, &ROWS[..2]);
+    // The pod has only the rules that bind its addresses to the interface.
+    let (_, why) = refusal(&pods[0].1.check(&weft()));
+    assert!(why.contains("chain inet weft-policy addresses"), "{why}");
+    crate::network_policy_update::verify(&host, &pods[0].0);
+    pods[0].1.check(&weft()).success();
 }
 
 #[test]

@@ -77,6 +77,18 @@ impl Expressions {
         });
     }
 
+    /// Converts the number of four bytes in a slot from the byte order of this machine to that of comparisons.
+    pub(super) fn swap_bytes(&mut self, slot: u32) {
+        const TO_NETWORK: u32 = 1;
+        self.push("byteorder", |data| {
+            data.be32(1, FIRST_SLOT + slot)
+                .be32(2, FIRST_SLOT + slot)
+                .be32(3, TO_NETWORK)
+                .be32(4, 4)
+                .be32(5, 4);
+        });
+    }
+
     /// Loads a constant.
     pub(super) fn load_constant(&mut self, value: &Data, slot: u32) {
         self.push("immediate", |data| {

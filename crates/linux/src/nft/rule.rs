@@ -27,6 +27,7 @@ const RULE_EXPRESSIONS: u16 = 4;
 const RULE_USER_DATA: u16 = 7;
 
 // `NFT_META_…`
+const META_LENGTH: u32 = 0;
 const META_PROTOCOL: u32 = 1;
 const META_MARK: u32 = 3;
 const META_INDEX_IN: u32 = 4;
@@ -34,6 +35,7 @@ const META_INDEX_OUT: u32 = 5;
 const META_LINK_IN: u32 = 6;
 const META_LINK_OUT: u32 = 7;
 const META_KIND_IN: u32 = 8;
+const META_USER: u32 = 10;
 const META_FAMILY: u32 = 15;
 const META_TRANSPORT: u32 = 16;
 
@@ -49,6 +51,12 @@ const ADDRESS_LOCAL: u32 = 2;
 
 /// `ETH_P_ARP`.
 const ETHERNET_ARP: u16 = 0x0806;
+
+/// Beginning of an ARP packet about IPv4 addresses on Ethernet: kinds and lengths of the addresses.
+const ARP_OF_ETHERNET_AND_IP4: [u8; 6] = [0, 1, 8, 0, 6, 4];
+
+/// Length of an ARP packet, with the padding of Ethernet and some more.
+const ARP_MAX: u32 = 64;
 
 /// `IPPROTO_ICMPV6`.
 const ICMP6: u8 = 58;
@@ -242,10 +250,58 @@ impl Rule {
         self
     }
 
-    /// `meta protocol arp`, in the families bridge and netdev
+    /// `icmpv6 code 0`, after [`Rule::icmp6_types`]
+    pub fn icmp6_code(mut self, code: u8) -> Rule {
+        self.expressions.load_payload(Base::Transport, 1, 1, 0);
+        self.expressions.compare(0, Comparison::Equal, &[code]);
+        self
+    }
+
+    /// `ip6 hoplimit 255`
+    pub fn ip6_hop_limit(mut self, hops: u8) -> Rule {
+        self.require_family(AddressFamily::Ip6);
+        self.expressions.load_payload(Base::Network, 7, 1, 0);
+        self.expressions.compare(0, Comparison::Equal, &[hops]);
+        self
+    }
+
+    /// `ip6 nexthdr icmpv6`: ICMPv6 without extension headers
+    pub fn ip6_next_is_icmp6(mut self) -> Rule {
+        self.require_family(AddressFamily::Ip6);
+        self.expressions.load_payload(Base::Network, 6, 1, 0);
+        self.expressions.compare(0, Comparison::Equal, &[ICMP6]);
+        self
+    }
+
+    /// `ip6 length <= 64`: bytes behind the IPv6 header
+    pub fn ip6_length_at_most(mut self, bytes: u16) -> Rule {
+        self.require_family(AddressFamily::Ip6);
+        self.expressions.load_payload(Base::Network, 4, 2, 0);
+        self.expressions.compare(0, Comparison::AtMost, &bytes.to_be_bytes());
+        self
+    }
+
+    /// `meta skuid >= 0`: a process of this namespace sent the packet, and not the kernel
+    pub fn from_process(mut self) -> Rule {
+        self.expressions.load_meta(META_USER, 0);
+        self.expressions.swap_bytes(0);
+        self.expressions.compare(0, Comparison::AtLeast, &[0; 4]);
+        self
+    }
+
+    /// `meta protocol arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp operation 1-2 meta length <= 64`, in the families
+    /// bridge and netdev: requests and replies about IPv4 addresses, without other content
     pub fn arp(mut self) -> Rule {
         self.expressions.load_meta(META_PROTOCOL, 0);
         self.expressions.compare(0, Comparison::Equal, &ETHERNET_ARP.to_be_bytes());
+        self.expressions.load_payload(Base::Network, 0, 6, 0);
+        self.expressions.compare(0, Comparison::Equal, &ARP_OF_ETHERNET_AND_IP4);
+        self.expressions.load_payload(Base::Network, 6, 2, 0);
+        self.expressions.compare(0, Comparison::AtLeast, &1_u16.to_be_bytes());
+        self.expressions.compare(0, Comparison::AtMost, &2_u16.to_be_bytes());
+        self.expressions.load_meta(META_LENGTH, 0);
+        self.expressions.swap_bytes(0);
+        self.expressions.compare(0, Comparison::AtMost, &ARP_MAX.to_be_bytes());
         self
     }
 

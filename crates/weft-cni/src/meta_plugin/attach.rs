@@ -175,7 +175,7 @@ pub(super) fn attach_one(
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     let enforced = enforced.unwrap_or_else(|| enforcement::enforce(invoker, entry, delegate))?;
     let attached = chain::add(&invoker.attachment(entry, delegate), &network, &entry.parameters(delegate))?;
-    enforcement::verify(&enforced, entry, &attached.success)?;
+    enforcement::verify(enforced, entry, delegate, &attached.success)?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;
     Ok((network, attached))
 }

@@ -4,12 +4,15 @@
 //!   They name interfaces, which need not exist yet.
 //! - They are in the host's namespace where a host end exists that the pod cannot reach, else in the pod's ([`place`]).
 //!   The journal records the place and the names before the first effect.
+//! - Rules that need the addresses of the attachment follow after its plugins: those for replies on the host, and those that
+//!   bind the addresses to their interface ([`bound_addresses`]).
 //! - DEL removes them after the interface. Their names are derived from the attachment, so it needs no policy.
 //! - Attachments without a policy cost nothing here.
 //!
 //! `docs/design/policy.md` has the hooks and the reasons.
 
 mod ahead;
+mod bound_addresses;
 mod counters;
 mod identity;
 mod place;
@@ -23,6 +26,7 @@ use std::path::Path;
 use cni::network::Network;
 use cni::result::Success;
 use cni::{Error, address};
+use ipnet::IpNet;
 use linux::conntrack::Conntrack;
 use linux::nft::{Batch, Family, Nft, Table};
 use linux::{Kind, Netns, Rtnl};
@@ -35,12 +39,13 @@ use plugins::entries;
 use rpc::journal::{Attachment, Entry, PolicyRules, State};
 use serde::Deserialize;
 
+use self::bound_addresses::BoundAddresses;
 pub(crate) use self::counters::{LIST_IN_POD_MAX, are_in_pod, counters};
 pub(crate) use self::identity::TABLE;
 use self::identity::{AttachmentId, JournalId};
 use self::place::Place;
 pub(crate) use self::ruleset::LINKS;
-use self::ruleset::{BaseChains, Leases, Ruleset, Target, commit_on_host};
+use self::ruleset::{BaseChains, Leases, Phase, Ruleset, Target, commit_on_host};
 use crate::plugin_invoker::PluginInvoker;
 
 pub(super) use self::ahead::AheadRules;
@@ -132,13 +137,14 @@ pub(super) fn enforce(
 fn commit_rules(target: Target, policy: &AttachmentPolicy, netns: &str) -> Result<Enforced, Error> {
     let ruleset = Ruleset::new(&target, policy);
     let mut nft = target.place.nft(netns)?;
+    let phase = Phase::BeforeAddresses;
     let write = |nft: &mut Nft| match target.place.is_in_pod() {
         true => {
             let mut batch = Batch::new();
-            ruleset.write(true, &mut BaseChains::Unknown, &mut batch);
+            ruleset.write(phase, &mut BaseChains::Unknown, &mut batch);
             nft.commit(batch)
         }
-        false => commit_on_host(nft, |known, batch| ruleset.write(false, known, batch)),
+        false => commit_on_host(nft, |known, batch| ruleset.write(phase, known, batch)),
     };
     let written = match write(&mut nft) {
         // An earlier attachment had an interface of this name, and its rules could not be removed.
@@ -159,28 +165,53 @@ fn in_context(committed: Result<(), linux::Error>) -> Result<(), Error> {
     committed.or_refused().map_err(|error| error.context("network policy"))
 }
 
-/// Fails if the interface that the rules are about does not exist: packets of the attachment would pass without them.
+/// Puts the rules in force that need the addresses of the attachment.
 ///
-/// On the host it ends the tracked connections of the addresses. From then on replies pass.
-pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Result<(), Error> {
-    let Some((place, ruleset)) = &enforced.0 else { return Ok(()) };
+/// On the host it ends the tracked connections of the addresses before. From then on replies pass.
+///
+/// # Errors
+/// The interface that the rules are about does not exist: packets of the attachment would pass without them.
+pub(super) fn verify(
+    enforced: Enforced,
+    entry: &Entry,
+    delegate: &Delegate,
+    result: &Success,
+) -> Result<(), Error> {
+    let (Some((place, ruleset)), Some(policy)) = (enforced.0, &delegate.policy) else { return Ok(()) };
+    let ruleset = ruleset.with_networks(&on_link(&place, result));
+    let mut in_pod = Batch::new();
     if place.is_in_pod() {
         let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
-        return verify_in_pod(&mut netns.rtnl().or_refused()?, place.link());
-    }
-    verify_on_host(place.link(), result)?;
-    let mut conntrack = Conntrack::open().or_refused()?;
-    // To list the connections takes as long as an ADD, where the kernel cannot remove them by address.
-    if !conntrack.is_empty().or_refused()? {
-        for ip in &result.ips {
-            conntrack.forget_address(ip.address.addr()).or_refused()?;
+        verify_in_pod(&mut netns.rtnl().or_refused()?, place.link())?;
+        ruleset.attach(&mut in_pod);
+    } else {
+        verify_on_host(place.link(), result)?;
+        let mut conntrack = Conntrack::open().or_refused()?;
+        // To list the connections takes as long as an ADD, where the kernel cannot remove them by address.
+        if !conntrack.is_empty().or_refused()? {
+            for ip in &result.ips {
+                conntrack.forget_address(ip.address.addr()).or_refused()?;
+            }
         }
+        let (links, addresses) = guarded(result);
+        in_context(commit_on_host(&mut place.nft(&entry.netns)?, |known, batch| {
+            ruleset.guard(&links, &addresses, place::bridges_track, known, batch);
+            ruleset.attach(batch);
+        }))?;
     }
-    let (links, addresses) = guarded(result);
-    in_context(commit_on_host(&mut place.nft(&entry.netns)?, |known, batch| {
-        ruleset.guard(&links, &addresses, place::bridges_track, known, batch);
-        ruleset.let_replies_pass(batch);
-    }))
+    let bound = BoundAddresses::of(entry, delegate, policy, result)?;
+    match bound.is_empty() && in_pod.is_empty() {
+        true => Ok(()),
+        false => bound.bind(&entry.netns, in_pod),
+    }
+}
+
+/// Returns the networks of an attachment whose addresses its pod reaches without a router: on a routed link those of the
+/// gateways, else those of its addresses, too.
+fn on_link(place: &Place, result: &Success) -> Vec<IpNet> {
+    let networks = result.ips.iter().map(|ip| ip.address.trunc()).filter(|_| !place.is_routed());
+    let gateways = result.ips.iter().filter_map(|ip| ip.gateway).map(IpNet::from);
+    networks.chain(gateways).collect::<BTreeSet<IpNet>>().into_iter().collect()
 }
 
 /// Fails unless the host end of a result has this name.

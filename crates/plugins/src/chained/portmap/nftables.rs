@@ -113,7 +113,7 @@ impl Destinations {
     /// Returns the destinations in the namespace of the calling thread.
     pub(super) fn find() -> Result<Destinations, Error> {
         let has_link = |name: &&str| Path::new("/proc/sys/net/ipv4/conf").join(name).exists();
-        if !SERVICE_LINKS.iter().any(|name| has_link(name)) {
+        if !SERVICE_LINKS.iter().any(has_link) {
             return Ok(Destinations::Local);
         }
         let mut host = Rtnl::open().or_refused()?;

@@ -12,6 +12,7 @@ use plugin_support::failure::OrRefused;
 use rpc::diagnosis::PolicyCounter;
 use rpc::journal::PolicyRules;
 
+use super::bound_addresses;
 use super::identity::{AttachmentId, TABLE};
 use super::place::Place;
 use super::ruleset::{Decider, decider};
@@ -51,6 +52,17 @@ pub(crate) fn counters(rules: &PolicyRules, nft: &mut Nft) -> Result<Option<Vec<
                 sum.packets = sum.packets.saturating_add(counted.packets);
                 sum.bytes = sum.bytes.saturating_add(counted.bytes);
             }
+        }
+    }
+    if place.is_in_pod() {
+        let rules_of_addresses =
+            nft.rules(Table::new(Family::Inet, TABLE), bound_addresses::CHAIN).or_refused()?;
+        for counted in
+            rules_of_addresses.iter().filter(|rule| rule.comment == rules.id).filter_map(|rule| rule.counted)
+        {
+            let sum = sums.entry((Direction::Ingress, None)).or_default();
+            sum.packets = sum.packets.saturating_add(counted.packets);
+            sum.bytes = sum.bytes.saturating_add(counted.bytes);
         }
     }
     let counter =

@@ -116,6 +116,11 @@ impl Place {
         self.kind == RulePlace::Pod
     }
 
+    /// Whether the host routes every packet of the attachment.
+    pub(super) fn is_routed(&self) -> bool {
+        self.kind == RulePlace::Host
+    }
+
     /// Returns the family of the table.
     pub(super) fn family(&self) -> Family {
         match self.kind {

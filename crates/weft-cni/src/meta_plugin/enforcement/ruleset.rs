@@ -3,16 +3,19 @@
 //! ```text
 //! chain prerouting  { type filter hook prerouting;  iifname vmap @links-in }     map links-in  { net1 : goto ingress-ID }
 //! chain postrouting { type filter hook postrouting; oifname vmap @links-out }    map links-out { net1 : goto egress-ID }
-//! chain ingress-ID  { replies; neighbour discovery; one rule for each kind of peer of a policy's rule; drop }
+//! chain ingress-ID  { what always passes; one rule for each kind of peer of a policy's rule; drop }
 //! ```
 //!
 //! - At a host end the directions are the other way round: packets from the pod arrive there.
 //! - A packet costs one lookup for its interface and, for each rule, one for the peer and one for the port.
 //! - Replies pass by connection tracking, in both directions. On the host, all pods share its table. The chain `tracking`
 //!   keeps packets with the address of another pod out of it ([`guard`]).
+//! - Some rules need the addresses of the attachment, which are known after its ADD: [`Ruleset::with_networks`]. A second
+//!   transaction adds them.
 //! - On a bridge, ARP passes, and other frames than IPv4 and IPv6 pass only if a rule allows all traffic. A frame with one
 //!   VLAN tag is judged by the packet in it.
 
+mod always;
 mod base_chains;
 mod guard;
 mod update;
@@ -23,16 +26,18 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use linux::Error;
 use linux::nft::{
-    BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Rule, Selector, Set, State,
-    Table, Type, Verdict, priority, stored_comment,
+    BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Rule, Selector, Set, Table,
+    Type, Verdict, priority, stored_comment,
 };
 use npwg::network_policy::{
     AddressRange, AttachmentPolicy, COMPILED_RULES_MAX, CompiledPeers, CompiledRule, Direction, PortRange,
     Protocol,
 };
 
+use self::always::Always;
 pub(super) use self::base_chains::{BaseChains, commit_on_host};
 use self::guard::Guard;
+use super::bound_addresses;
 use super::identity::{ARRIVAL, AttachmentId, TABLE};
 use super::place::{HOST_FAMILIES, Place};
 
@@ -95,11 +100,25 @@ pub(super) struct Ruleset {
     sets: Vec<OwnSet>,
 }
 
-/// Chain of one direction.
+/// Chain of one direction. Rules have their comments beside them.
 struct DirectionChain {
     name: String,
     hook: &'static HookChain,
+    always: Always,
+    /// Rules that exist until the addresses of the attachment are known.
+    before_addresses: Vec<(Rule, String)>,
+    /// Rules that precede the others once the addresses are known.
+    with_networks: Vec<(Rule, String)>,
     rules: Vec<(Rule, String)>,
+}
+
+/// Part of the rules that is in force.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The plugins of the network have not run.
+    BeforeAddresses,
+    /// The addresses of the attachment are known.
+    Attached,
 }
 
 /// Set of one rule.
@@ -138,24 +157,38 @@ impl Ruleset {
             let Some(isolated) = policy.isolated(direction) else { continue };
             let arrives = (direction == Direction::Ingress) == place.is_in_pod();
             let hook = &HOOKS[usize::from(!arrives)];
-            let mut writer =
-                RuleWriter { id, family, direction, policy, ipv6_peers, rules: Vec::new(), sets: &mut sets };
-            writer.always();
-            if *leases == Leases::Dhcp {
-                writer.leases();
-            }
+            let always = Always { family, direction, is_in_pod: place.is_in_pod(), leases: *leases };
+            let rules = always.first();
+            let mut writer = RuleWriter { id, family, direction, policy, ipv6_peers, rules, sets: &mut sets };
             for (index, rule) in isolated.rules.iter().enumerate() {
                 writer.rule(index, rule);
             }
+            writer.rules.extend(always.last());
             writer.push(|rule| rule.count().decide(&Verdict::Drop), NO_RULE.to_owned());
-            chains.push(DirectionChain { name: id.chain(direction), hook, rules: writer.rules });
+            let (before_addresses, rules) = (always.before_addresses(), writer.rules);
+            let name = id.chain(direction);
+            chains.push(DirectionChain {
+                name,
+                hook,
+                before_addresses,
+                with_networks: Vec::new(),
+                rules,
+                always,
+            });
         }
         Ruleset { id: id.clone(), tag: tag.clone(), family, link: place.link().to_owned(), chains, sets }
     }
 
-    /// Adds the operations that put the rules in force. Without `replies`, packets of tracked connections do not pass. Base
-    /// chains that are `known` are not written again.
-    pub(super) fn write(&self, replies: bool, known: &mut BaseChains<'_>, batch: &mut Batch) {
+    /// Adds the rules that need the on-link networks of the attachment.
+    pub(super) fn with_networks(mut self, networks: &[IpNet]) -> Ruleset {
+        for chain in &mut self.chains {
+            chain.with_networks = chain.always.with_networks(networks);
+        }
+        self
+    }
+
+    /// Adds the operations that put the rules in force. Base chains that are `known` are not written again.
+    pub(super) fn write(&self, phase: Phase, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let Ruleset { id: _, tag, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         batch.ensure_table(table);
@@ -167,14 +200,15 @@ impl Ruleset {
             let set = if *is_of_ranges { Set::of_ranges(name, key) } else { Set::of(name, key) };
             batch.ensure_set(table, &set).flush_set(table, name).add_elements(table, name, elements);
         }
-        for DirectionChain { name, hook, rules } in chains {
+        for chain in chains {
+            let (name, map) = (&chain.name, chain.hook.map);
             batch.ensure_chain(table, name).flush_chain(table, name);
-            for (rule, _) in rules.iter().filter(|(_, comment)| replies || comment != REPLIES) {
+            for (rule, _) in chain.all(phase) {
                 batch.add_rule(table, name, rule);
             }
             let entry = Element::new(Data::link(link)).verdict(Verdict::Goto(name.clone()));
             let entry = entry.comment(tag.as_str());
-            batch.add_elements(table, hook.map, &[entry]);
+            batch.add_elements(table, map, &[entry]);
         }
     }
 
@@ -196,12 +230,21 @@ impl Ruleset {
         batch.add_elements(table, arrival.map, &[entry]);
     }
 
-    /// Adds the operation that lets replies pass, first of all, after [`Ruleset::write`] without them.
-    pub(super) fn let_replies_pass(&self, batch: &mut Batch) {
+    /// Adds the operations that put the rules in force that need the addresses of the attachment, after [`Ruleset::write`]
+    /// without them. On the host, replies pass from then on.
+    pub(super) fn attach(&self, batch: &mut Batch) {
         let table = Table::new(self.family, TABLE);
-        for DirectionChain { name, rules, .. } in &self.chains {
-            for (rule, _) in rules.iter().filter(|(_, comment)| comment == REPLIES) {
-                batch.insert_rule(table, name, rule);
+        for chain in &self.chains {
+            let name = &chain.name;
+            if chain.before_addresses.is_empty() {
+                for (rule, _) in chain.with_networks.iter().rev() {
+                    batch.insert_rule(table, name, rule);
+                }
+            } else {
+                batch.flush_chain(table, name);
+                for (rule, _) in chain.all(Phase::Attached) {
+                    batch.add_rule(table, name, rule);
+                }
             }
         }
     }
@@ -278,9 +321,11 @@ impl Ruleset {
     pub(super) fn difference(&self, nft: &mut Nft) -> Result<Option<String>, Error> {
         let Ruleset { id: _, tag: _, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
-        for DirectionChain { name, hook, rules } in chains {
-            let comments: Vec<String> = rules.iter().map(|(_, comment)| stored_comment(comment)).collect();
+        for chain in chains {
+            let comments: Vec<String> =
+                chain.all(Phase::Attached).map(|(_, comment)| stored_comment(comment)).collect();
             let comments: Vec<&str> = comments.iter().map(String::as_str).collect();
+            let DirectionChain { name, hook, .. } = chain;
             if let Some(difference) = chain_difference(nft, table, link, hook, name, &comments)? {
                 return Ok(Some(difference));
             }
@@ -302,6 +347,19 @@ impl Ruleset {
             return chain_difference(nft, table, link, arrival, &chain, &[PAST_THE_BRIDGE]);
         }
         Ok(None)
+    }
+}
+
+// === impl DirectionChain ===
+
+impl DirectionChain {
+    /// Returns the rules in their order.
+    fn all(&self, phase: Phase) -> impl Iterator<Item = &(Rule, String)> {
+        let first = match phase {
+            Phase::BeforeAddresses => &self.before_addresses,
+            Phase::Attached => &self.with_networks,
+        };
+        first.iter().chain(&self.rules)
     }
 }
 
@@ -352,35 +410,6 @@ impl RuleWriter<'_> {
     fn push(&mut self, fill: impl FnOnce(Rule) -> Rule, comment: String) {
         let rule = fill(Table::new(self.family, TABLE).rule()).comment(comment.as_str());
         self.rules.push((rule, comment));
-    }
-
-    /// Adds what passes under every policy: replies, ARP, neighbour discovery, and reports about multicast groups.
-    fn always(&mut self) {
-        let accept = |rule: Rule| rule.decide(&Verdict::Accept);
-        self.push(|rule| accept(rule.state(&[State::Established, State::Related])), REPLIES.to_owned());
-        if self.family == Family::Bridge {
-            self.push(|rule| accept(rule.arp()), "ARP".to_owned());
-        }
-        self.push(|rule| accept(rule.icmp6_types(130, 136)), "neighbour discovery".to_owned());
-        self.push(|rule| accept(rule.icmp6_types(143, 143)), "multicast reports".to_owned());
-    }
-
-    /// Adds what a DHCP client exchanges with servers.
-    fn leases(&mut self) {
-        for (name, client, server) in [("DHCPv4", 68, 67), ("DHCPv6", 546, 547)] {
-            let (source, destination) = match self.direction {
-                Direction::Ingress => (server, client),
-                Direction::Egress => (client, server),
-            };
-            self.push(
-                |rule| {
-                    let udp = linux::nft::Protocol::Udp;
-                    let rule = rule.source_port(udp, source).destination_port(udp, destination);
-                    rule.decide(&Verdict::Accept)
-                },
-                name.to_owned(),
-            );
-        }
     }
 
     /// Adds a rule of a policy: one rule of the kernel for each family and kind of peers.
@@ -602,10 +631,14 @@ fn attachment_of(chain: &str) -> Option<AttachmentId> {
     id.map(AttachmentId::read)
 }
 
-/// Returns the attachments that have chains in the table.
+/// Returns the attachments that have chains or bound addresses in the table.
 pub(super) fn attachments(nft: &mut Nft, family: Family) -> Result<BTreeSet<AttachmentId>, Error> {
-    let chains = nft.chains(Table::new(family, TABLE))?;
-    Ok(chains.iter().filter_map(|chain| attachment_of(chain)).collect())
+    let table = Table::new(family, TABLE);
+    let chains = nft.chains(table)?;
+    let mut found: BTreeSet<AttachmentId> =
+        chains.iter().filter_map(|chain| attachment_of(chain)).collect();
+    found.extend(bound_addresses::attachments(nft, table, &chains)?);
+    Ok(found)
 }
 
 /// Adds the operations that remove the chains, sets and map entries of attachments.
@@ -631,9 +664,11 @@ pub(super) fn discard(
             .collect();
         batch.delete_elements(table, map, &own);
     }
-    for chain in nft.chains(table)?.iter().filter(|name| chains.contains(*name)) {
+    let existing = nft.chains(table)?;
+    for chain in existing.iter().filter(|name| chains.contains(*name)) {
         batch.flush_chain(table, chain).delete_chain(table, chain);
     }
+    bound_addresses::discard(nft, table, &existing, ids, batch)?;
     let is_own = |name: &String| ids.iter().any(|id| name.starts_with(&format!("{id}-")));
     for set in nft.sets(table)?.iter().filter(|name| is_own(name)) {
         batch.delete_set(table, set);

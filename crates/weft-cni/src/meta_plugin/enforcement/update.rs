@@ -22,10 +22,13 @@ use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use rpc::journal::{Attachment, Entry, PolicyRules, State};
 
+use super::bound_addresses::BoundAddresses;
 use super::identity::{AttachmentId, TABLE};
 use super::place::{self, Place, TIME_IN_POD_MAX};
-use super::ruleset::{BaseChains, Ruleset, Target};
-use super::{assign_one, guarded, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host};
+use super::ruleset::{BaseChains, Phase, Ruleset, Target};
+use super::{
+    assign_one, guarded, on_link, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host,
+};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Puts the policies of an attachment in force. `known` are the policies whose rules are in force, if that is known.
@@ -46,13 +49,17 @@ pub(in super::super) fn update(
     let result = result_of(entry, index, delegate)?;
     let target = target(invoker, entry, delegate)?;
     require_link(&target.place, entry, &result)?;
-    let ruleset = Ruleset::new(&target, policy);
+    let networks = on_link(&target.place, &result);
+    let ruleset = Ruleset::new(&target, policy).with_networks(&networks);
     let mut nft = target.place.nft(&entry.netns)?;
+    if known.is_none_or(|known| !isolates_the_same(known, policy)) {
+        BoundAddresses::of(entry, delegate, policy, &result)?.replace(&entry.netns)?;
+    }
     if !target.place.is_in_pod() && known.is_none_or(|known| !isolates_the_same(known, policy)) {
         guard(&ruleset, &mut nft, &result)?;
     }
     let known = known.filter(|known| has_same_rules(known, policy));
-    let in_force = known.map(|known| Ruleset::new(&target, known));
+    let in_force = known.map(|known| Ruleset::new(&target, known).with_networks(&networks));
     let changes_sets = match ruleset.replace(&mut nft, &target.place, in_force.as_ref()).or_refused() {
         // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
         Err(_) if target.place.is_in_pod() => rewrite(invoker, entry).map(|()| false)?,
@@ -109,23 +116,35 @@ pub(in super::super) fn difference(
 ) -> Result<Option<String>, Error> {
     let Some(policy) = &delegate.policy else { return Ok(None) };
     let target = target(invoker, entry, delegate)?;
-    let ruleset = Ruleset::new(&target, policy);
-    let mut nft = target.place.nft(&entry.netns)?;
-    if target.place.is_in_pod() {
-        let mut nft = nft.within(ruleset.lists_max(), TIME_IN_POD_MAX);
-        return match ruleset.difference(&mut nft) {
-            // More than these rules is a change, whatever it is.
-            Err(error) if error.kind() == Kind::Exceeded => {
-                Ok(Some(format!("{error}: a process in the pod added to them")))
-            }
-            compared => compared.or_refused(),
+    let result = result_of_attached(entry, delegate)?;
+    let ruleset = Ruleset::new(&target, policy).with_networks(&on_link(&target.place, &result));
+    if !target.place.is_in_pod() {
+        let mut nft = target.place.nft(&entry.netns)?;
+        let difference = match ruleset.difference(&mut nft).or_refused()? {
+            None => guard_difference(&ruleset, &mut nft, &result)?,
+            found => found,
         };
+        if difference.is_some() {
+            return Ok(difference);
+        }
     }
-    let difference = ruleset.difference(&mut nft).or_refused()?;
-    if difference.is_some() {
-        return Ok(difference);
+    let bound = BoundAddresses::of(entry, delegate, policy, &result)?;
+    let mut nft = Place::in_pod("").nft(&entry.netns)?.within(ruleset.lists_max(), TIME_IN_POD_MAX);
+    let compared = match target.place.is_in_pod() {
+        true => ruleset.difference(&mut nft),
+        false => Ok(None),
+    };
+    let compared = compared.and_then(|found| match found {
+        None => bound.difference(&mut nft),
+        found => Ok(found),
+    });
+    match compared {
+        // More than these rules is a change, whatever it is.
+        Err(error) if error.kind() == Kind::Exceeded => {
+            Ok(Some(format!("{error}: a process in the pod added to them")))
+        }
+        compared => compared.or_refused(),
     }
-    guard_difference(&ruleset, &mut nft, &result_of_attached(entry, delegate)?)
 }
 
 /// Writes the rules of an attachment again. Those in the pod's namespace are written for all attachments, in place of
@@ -146,13 +165,14 @@ pub(in super::super) fn restore(
         rewrite(invoker, entry)?;
     } else {
         let mut nft = target.place.nft(&entry.netns)?;
-        let ruleset = Ruleset::new(&target, policy);
+        let ruleset = Ruleset::new(&target, policy).with_networks(&on_link(&target.place, &result));
         // With the protection in force, no forged connection is tracked, and translated ones need not end.
         if guard_difference(&ruleset, &mut nft, &result)?.is_some() {
             guard(&ruleset, &mut nft, &result)?;
         }
         let replaced = ruleset.replace(&mut nft, &target.place, None).or_refused();
         replaced.map_err(|error| error.context("network policy"))?;
+        rewrite(invoker, entry)?;
     }
     forget_forbidden(&target, entry, &result, policy)
 }
@@ -240,16 +260,28 @@ fn rewrite(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
     let in_pod = Place::in_pod("");
     let table = Table::new(in_pod.family(), TABLE);
     batch.ensure_table(table).delete_table(table);
+    let mut limits_arp = None;
     for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
         let Some(policy) = delegate.policy.as_ref().filter(|_| attachment.state == State::Attached) else {
             continue;
         };
         let target = target(invoker, entry, delegate)?;
+        let result = result_of_attached(entry, delegate)?;
         if target.place.is_in_pod() {
-            Ruleset::new(&target, policy).write(true, &mut BaseChains::Unknown, &mut batch);
+            let ruleset = Ruleset::new(&target, policy).with_networks(&on_link(&target.place, &result));
+            ruleset.write(Phase::Attached, &mut BaseChains::Unknown, &mut batch);
         }
+        let bound = BoundAddresses::of(entry, delegate, policy, &result)?;
+        bound.write(&mut batch);
+        limits_arp = Some(bound).filter(|bound| !bound.is_empty()).or(limits_arp);
     }
-    in_pod.nft(&entry.netns)?.commit(batch).or_refused().map_err(|error| error.context("network policy"))
+    in_pod.nft(&entry.netns)?.commit(batch).or_refused().map_err(|error| error.context("network policy"))?;
+    if let Some(bound) = limits_arp {
+        Netns::open(Path::new(&entry.netns))
+            .and_then(|netns| netns.run(|| bound.limit_arp()))
+            .or_refused()?;
+    }
+    Ok(())
 }
 
 /// Removes the tracked connections of an attachment that its policies forbid.

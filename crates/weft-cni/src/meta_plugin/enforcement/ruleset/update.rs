@@ -14,7 +14,7 @@ use npwg::network_policy::Direction;
 
 use super::super::place::{HOST_FAMILIES, Place, bridges_track};
 use super::base_chains::{self, BaseChainSource, retried};
-use super::{HOOKS, HookChain, Ruleset, TABLE, guard};
+use super::{HOOKS, HookChain, Phase, Ruleset, TABLE, guard};
 
 // === impl Ruleset ===
 
@@ -40,7 +40,7 @@ impl Ruleset {
         }
         let mut write = |known: BaseChainSource| {
             let mut batch = Batch::new();
-            self.write(true, &mut known(nft), &mut batch);
+            self.write(Phase::Attached, &mut known(nft), &mut batch);
             if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
                 self.discard_others(nft, &mut batch)?;
             }

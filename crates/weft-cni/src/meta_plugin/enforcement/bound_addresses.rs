@@ -1,0 +1,222 @@
+//! Rules in the pod's namespace that bind the addresses of an attachment with isolated ingress to its interface.
+//!
+//! ```text
+//! chain addresses { type filter hook prerouting priority raw
+//!                   ip daddr 10.7.2.5 iifname != "net1" iifname != "lo" drop }
+//! ```
+//!
+//! The kernel accepts a packet for any of its addresses at any interface. So a packet for an isolated address could arrive at
+//! another interface of the pod, where the rules of the attachment do not see it: on another network of the same link, by a
+//! route, or as a frame that names the address. Such packets are dropped.
+//!
+//! - IPv4: the kernel would also answer ARP requests for the address at every interface, so that peers that a policy allows
+//!   could send to the wrong one. `arp_ignore` and `arp_announce` of the namespace prevent this. IPv6 needs neither.
+//! - The rules are in the pod wherever the policy rules are, because no other namespace sees all its interfaces.
+//! - Their comment is the id of the attachment.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use cni::network::{Network, plugin_type};
+use cni::result::Success;
+use ipnet::IpNet;
+use linux::nft::{BaseChain, Batch, ChainType, Family, Hook, Is, Nft, Policy, Table, Verdict, priority};
+use linux::sysctl::{self, Family as IpFamily};
+use linux::{Error, Kind, Netns, Rtnl};
+use npwg::network_policy::{AttachmentPolicy, Direction};
+use npwg::plan::Delegate;
+use plugin_support::failure::OrRefused;
+use plugin_support::log;
+use rpc::journal::Entry;
+
+use super::VRF;
+use super::identity::{AttachmentId, TABLE};
+use super::place::Place;
+
+/// Base chain of the rules. Their comment is the id of the attachment.
+pub(super) const CHAIN: &str = "addresses";
+
+/// Before connection tracking and address translation: the rules are about addresses that packets had on the network.
+const RAW: BaseChain = BaseChain {
+    chain_type: ChainType::Filter,
+    hook: Hook::Prerouting,
+    priority: priority::RAW,
+    policy: Policy::Accept,
+};
+
+/// Link of a namespace for the packets to itself.
+const LOOPBACK: &str = "lo";
+
+/// Parameters of the namespace that limit ARP to the interface of an address, with their values.
+const ARP: [(&str, &str); 2] = [("arp_ignore", "1"), ("arp_announce", "2")];
+
+/// Addresses of an attachment, with the links at which packets for them may arrive.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BoundAddresses {
+    id: AttachmentId,
+    links: Vec<String>,
+    addresses: Vec<IpAddr>,
+}
+
+fn table() -> Table<'static> {
+    Table::new(Family::Inet, TABLE)
+}
+
+// === impl BoundAddresses ===
+
+impl BoundAddresses {
+    /// Returns the addresses of an attachment; none if its ingress is not isolated.
+    ///
+    /// # Errors
+    /// The links of the pod cannot be read.
+    pub(super) fn of(
+        entry: &Entry,
+        delegate: &Delegate,
+        policy: &AttachmentPolicy,
+        result: &Success,
+    ) -> Result<BoundAddresses, cni::Error> {
+        let ifname = delegate.ifname.to_string();
+        let mut bound = BoundAddresses {
+            id: AttachmentId::of(entry, delegate),
+            links: vec![ifname],
+            addresses: Vec::new(),
+        };
+        if policy.isolated(Direction::Ingress).is_some() {
+            bound.addresses = result.ips.iter().map(|ip| ip.address.addr()).collect();
+        }
+        if !bound.addresses.is_empty() && may_have_vrf(delegate) {
+            let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
+            bound.links.extend(vrf_of(&mut netns.rtnl().or_refused()?, delegate.ifname.as_str())?);
+        }
+        Ok(bound)
+    }
+
+    /// Whether no address is bound.
+    pub(super) fn is_empty(&self) -> bool {
+        self.addresses.is_empty()
+    }
+
+    /// Adds the operations that bind the addresses, beside those of other attachments.
+    pub(super) fn write(&self, batch: &mut Batch) {
+        let BoundAddresses { id, links, addresses } = self;
+        if addresses.is_empty() {
+            return;
+        }
+        batch.ensure_table(table()).ensure_base_chain(table(), CHAIN, RAW);
+        for address in addresses {
+            let mut rule = table().rule().destination(Is::In, IpNet::from(*address));
+            for link in links.iter().map(String::as_str).chain([LOOPBACK]) {
+                rule = rule.link_in(Is::NotIn, link);
+            }
+            batch.add_rule(table(), CHAIN, &rule.count().decide(&Verdict::Drop).comment(id.to_string()));
+        }
+    }
+
+    /// Replaces the rules of the attachment by these, and limits ARP.
+    pub(super) fn replace(&self, netns: &str) -> Result<(), cni::Error> {
+        let mut nft = Place::in_pod("").nft(netns)?;
+        let mut batch = Batch::new();
+        if nft.tables(Family::Inet).or_refused()?.iter().any(|name| name == TABLE) {
+            let chains = nft.chains(table()).or_refused()?;
+            discard(&mut nft, table(), &chains, std::slice::from_ref(&self.id), &mut batch).or_refused()?;
+        }
+        self.bind(netns, batch)
+    }
+
+    /// Returns the difference between these rules and those of the kernel. `nft` is that of the pod.
+    pub(super) fn difference(&self, nft: &mut Nft) -> Result<Option<String>, Error> {
+        if self.addresses.is_empty() {
+            return Ok(None);
+        }
+        if nft.is_dormant(table())? {
+            return Ok(Some(format!("table {} is dormant: its rules see no packet", table())));
+        }
+        let id = self.id.to_string();
+        let listed = match nft.rules(table(), CHAIN) {
+            Err(error) if error.kind() == Kind::Absent => Vec::new(),
+            listed => listed?,
+        };
+        // A rule of another program could accept everything before them.
+        let is_own = |comment: &str| comment.starts_with('p') && comment.len() == id.len();
+        let is_changed = listed.iter().filter(|rule| rule.comment == id).count() != self.addresses.len()
+            || listed.iter().any(|rule| !is_own(&rule.comment))
+            || nft.base_chain(table(), CHAIN)? != Some(RAW);
+        Ok(is_changed.then(|| format!("the rules of chain {} {CHAIN} were changed", table())))
+    }
+
+    /// Commits operations that bind the addresses in the pod's namespace, after `others`, and limits ARP there.
+    pub(super) fn bind(&self, netns: &str, mut others: Batch) -> Result<(), cni::Error> {
+        self.write(&mut others);
+        let netns = Netns::open(Path::new(netns)).or_refused()?;
+        let opened = netns.run(|| {
+            self.limit_arp();
+            Nft::open()
+        });
+        let mut nft = opened.and_then(|opened| opened).or_refused()?;
+        nft.commit(others).or_refused().map_err(|error| error.context("network policy"))
+    }
+
+    /// Makes the kernel of the calling thread's namespace answer ARP requests for an IPv4 address at its own interface only.
+    ///
+    /// `sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`, unless they have a value already. The rules
+    /// do not depend on it, so a failure is logged.
+    pub(super) fn limit_arp(&self) {
+        if !self.addresses.iter().any(IpAddr::is_ipv4) {
+            return;
+        }
+        let limited = ARP.iter().try_for_each(|(name, value)| {
+            match sysctl::read_interface(IpFamily::V4, "all", name)?.as_str() {
+                "0" => sysctl::write_interface(IpFamily::V4, "all", name, value),
+                _ => Ok(()),
+            }
+        });
+        if let Err(error) = limited {
+            log!("weft: {}: ARP requests may be answered at other interfaces of the pod: {error}", self.id);
+        }
+    }
+}
+
+/// Whether a plugin of the network may put the interface into a VRF.
+fn may_have_vrf(delegate: &Delegate) -> bool {
+    let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { return true };
+    network.plugins.iter().any(|plugin| plugin_type(plugin).is_ok_and(|name| name.as_str() == VRF))
+}
+
+/// Returns the VRF of a link: packets arrive there once more after they arrived at the link.
+fn vrf_of(net: &mut Rtnl, name: &str) -> Result<Option<String>, cni::Error> {
+    let Some(link) = net.find_link(name).or_refused()? else { return Ok(None) };
+    let Some(master) = link.master else { return Ok(None) };
+    let master = net.link_at(master).or_refused()?;
+    Ok((master.kind == VRF).then_some(master.name))
+}
+
+/// Returns the attachments with bound addresses. `chains` are those of the table.
+pub(super) fn attachments(
+    nft: &mut Nft,
+    table: Table<'_>,
+    chains: &[String],
+) -> Result<Vec<AttachmentId>, Error> {
+    if !chains.iter().any(|name| name == CHAIN) {
+        return Ok(Vec::new());
+    }
+    let rules = nft.rules(table, CHAIN)?;
+    Ok(rules.iter().map(|rule| AttachmentId::read(&rule.comment)).collect())
+}
+
+/// Adds the operations that release the addresses of attachments. `chains` are those of the table.
+pub(super) fn discard(
+    nft: &mut Nft,
+    table: Table<'_>,
+    chains: &[String],
+    ids: &[AttachmentId],
+    batch: &mut Batch,
+) -> Result<(), Error> {
+    if !chains.iter().any(|name| name == CHAIN) {
+        return Ok(());
+    }
+    let is_own = |comment: &str| ids.iter().any(|id| comment == id.to_string());
+    for rule in nft.rules(table, CHAIN)?.iter().filter(|rule| is_own(&rule.comment)) {
+        batch.delete_rule(table, CHAIN, rule.handle);
+    }
+    Ok(())
+}
