@@ -28,7 +28,7 @@ use cni::result::Success;
 use cni::{Error, address};
 use ipnet::IpNet;
 use linux::conntrack::Conntrack;
-use linux::nft::{Batch, Family, Nft, Table};
+use linux::nft::{Batch, Nft, Table};
 use linux::{Kind, Netns, Rtnl};
 use npwg::network_policy::AttachmentPolicy;
 use npwg::plan::Delegate;
@@ -297,7 +297,7 @@ fn withdraw(entry: &Entry, delegates: &[&Delegate]) -> Result<(), Error> {
     let mut errors = Vec::new();
     match in_pod.find_nft(&entry.netns) {
         Ok(Some(mut nft)) => {
-            if let Err(error) = withdraw_in_pod(&mut nft, in_pod.family(), &ids) {
+            if let Err(error) = withdraw_in_pod(&mut nft, &entry.netns, &ids) {
                 let names = names(delegates);
                 log!("weft: {}: rules of {names} stay in the pod: {error}", entry.container_id);
             }
@@ -379,14 +379,18 @@ fn target(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result
 /// Removes the rules of attachments in the pod's namespace, and the table after the last one.
 ///
 /// The caller holds the lock of the sandbox, so no other process uses the table.
-fn withdraw_in_pod(nft: &mut Nft, family: Family, ids: &[AttachmentId]) -> Result<(), Error> {
+fn withdraw_in_pod(nft: &mut Nft, netns: &str, ids: &[AttachmentId]) -> Result<(), Error> {
+    let family = Place::in_pod("").family();
     if !nft.tables(family).or_refused()?.iter().any(|name| name == TABLE) {
         return Ok(());
     }
     let mut others = ruleset::attachments(nft, family).or_refused()?;
     others.retain(|id| !ids.contains(id));
     let mut batch = Batch::new();
+    let chains = nft.chains(Table::new(family, TABLE)).or_refused()?;
+    bound_addresses::release_arp(nft, &chains, ids, netns, &mut batch)?;
     if others.is_empty() {
+        batch = Batch::new();
         batch.delete_table(Table::new(family, TABLE));
     } else {
         ruleset::discard(nft, family, ids, &mut batch).or_refused()?;

@@ -137,7 +137,9 @@ impl BoundAddresses {
             listed => listed?,
         };
         // A rule of another program could accept everything before them.
-        let is_own = |comment: &str| comment.starts_with('p') && comment.len() == id.len();
+        let is_note = |comment: &str| ARP.iter().any(|(name, _)| comment == changed(name));
+        let is_own =
+            |comment: &str| is_note(comment) || comment.starts_with('p') && comment.len() == id.len();
         let is_changed = listed.iter().filter(|rule| rule.comment == id).count() != self.addresses.len()
             || listed.iter().any(|rule| !is_own(&rule.comment))
             || nft.base_chain(table(), CHAIN)? != Some(RAW);
@@ -145,35 +147,88 @@ impl BoundAddresses {
     }
 
     /// Commits operations that bind the addresses in the pod's namespace, after `others`, and limits ARP there.
+    ///
+    /// The parameters that change are noted before their change, so that a DEL after a kill finds them.
     pub(super) fn bind(&self, netns: &str, mut others: Batch) -> Result<(), cni::Error> {
         self.write(&mut others);
         let netns = Netns::open(Path::new(netns)).or_refused()?;
-        let opened = netns.run(|| {
-            self.limit_arp();
-            Nft::open()
+        let bound = netns.run(|| {
+            let limits = self.limits(&["0"]);
+            note(&limits, &mut others);
+            Nft::open()?.commit(others)?;
+            limit(&limits);
+            Ok(())
         });
-        let mut nft = opened.and_then(|opened| opened).or_refused()?;
-        nft.commit(others).or_refused().map_err(|error| error.context("network policy"))
+        bound.and_then(|bound| bound).or_refused().map_err(|error| error.context("network policy"))
     }
 
-    /// Makes the kernel of the calling thread's namespace answer ARP requests for an IPv4 address at its own interface only.
-    ///
-    /// `sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`, unless they have a value already. The rules
-    /// do not depend on it, so a failure is logged.
-    pub(super) fn limit_arp(&self) {
-        if !self.addresses.iter().any(IpAddr::is_ipv4) {
-            return;
-        }
-        let limited = ARP.iter().try_for_each(|(name, value)| {
-            match sysctl::read_interface(IpFamily::V4, "all", name)?.as_str() {
-                "0" => sysctl::write_interface(IpFamily::V4, "all", name, value),
-                _ => Ok(()),
-            }
-        });
-        if let Err(error) = limited {
-            log!("weft: {}: ARP requests may be answered at other interfaces of the pod: {error}", self.id);
-        }
+    /// Returns the parameters of ARP, in the calling thread's namespace, that limit it and have one of the values `before`. None
+    /// without an IPv4 address.
+    pub(super) fn limits(&self, before: &[&str]) -> Vec<Limit> {
+        let has_v4 = self.addresses.iter().any(IpAddr::is_ipv4);
+        let is_open = |(name, value): &Limit| {
+            let now = sysctl::read_interface(IpFamily::V4, "all", name).unwrap_or_default();
+            before.contains(&now.as_str()) || (before.len() > 1 && now == *value)
+        };
+        ARP.into_iter().filter(|limit| has_v4 && is_open(limit)).collect()
     }
+}
+
+/// Parameter of ARP with the value that limits it.
+pub(super) type Limit = (&'static str, &'static str);
+
+/// Adds rules without effect whose comments name the parameters that weft changes.
+pub(super) fn note(limits: &[Limit], batch: &mut Batch) {
+    for (name, _) in limits {
+        let rule = table().rule().link_in(Is::In, LOOPBACK).comment(changed(name));
+        batch.ensure_base_chain(table(), CHAIN, RAW).add_rule(table(), CHAIN, &rule);
+    }
+}
+
+/// Returns the comment that says that weft changed a parameter from 0.
+fn changed(name: &str) -> String {
+    format!("{name} was 0")
+}
+
+/// Makes the kernel of the calling thread's namespace answer ARP requests for an address at its own interface only.
+///
+/// `sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`. The rules do not depend on it, so a failure is
+/// logged.
+pub(super) fn limit(limits: &[Limit]) {
+    let write = |(name, value): &Limit| sysctl::write_interface(IpFamily::V4, "all", name, value);
+    if let Err(error) = limits.iter().try_for_each(write) {
+        log!("weft: ARP requests may be answered at other interfaces of the pod: {error}");
+    }
+}
+
+/// Undoes the limits of ARP in a pod if no other attachment than these has bound addresses. `nft` is that of the pod.
+pub(super) fn release_arp(
+    nft: &mut Nft,
+    chains: &[String],
+    ids: &[AttachmentId],
+    netns: &str,
+    batch: &mut Batch,
+) -> Result<(), cni::Error> {
+    if !chains.iter().any(|name| name == CHAIN) {
+        return Ok(());
+    }
+    let rules = nft.rules(table(), CHAIN).or_refused()?;
+    let note_of = |comment: &str| ARP.into_iter().find(|(name, _)| comment == changed(name));
+    let is_of_other =
+        |comment: &str| note_of(comment).is_none() && !ids.iter().any(|id| comment == id.to_string());
+    if rules.iter().any(|rule| is_of_other(&rule.comment)) {
+        return Ok(());
+    }
+    let noted: Vec<Limit> = rules.iter().filter_map(|rule| note_of(&rule.comment)).collect();
+    for rule in rules.iter().filter(|rule| note_of(&rule.comment).is_some()) {
+        batch.delete_rule(table(), CHAIN, rule.handle);
+    }
+    let Some(netns) = Netns::find(Path::new(netns)).or_refused()?.filter(|_| !noted.is_empty()) else {
+        return Ok(());
+    };
+    let reset =
+        || noted.iter().try_for_each(|(name, _)| sysctl::write_interface(IpFamily::V4, "all", name, "0"));
+    netns.run(reset).and_then(|reset| reset).or_refused()
 }
 
 /// Whether a plugin of the network may put the interface into a VRF.
@@ -200,7 +255,9 @@ pub(super) fn attachments(
         return Ok(Vec::new());
     }
     let rules = nft.rules(table, CHAIN)?;
-    Ok(rules.iter().map(|rule| AttachmentId::read(&rule.comment)).collect())
+    let is_note = |comment: &str| ARP.iter().any(|(name, _)| comment == changed(name));
+    let bound = rules.iter().filter(|rule| !is_note(&rule.comment));
+    Ok(bound.map(|rule| AttachmentId::read(&rule.comment)).collect())
 }
 
 /// Adds the operations that release the addresses of attachments. `chains` are those of the table.

@@ -22,7 +22,7 @@ use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use rpc::journal::{Attachment, Entry, PolicyRules, State};
 
-use super::bound_addresses::BoundAddresses;
+use super::bound_addresses::{self, BoundAddresses};
 use super::identity::{AttachmentId, TABLE};
 use super::place::{self, Place, TIME_IN_POD_MAX};
 use super::ruleset::{BaseChains, Phase, Ruleset, Target};
@@ -246,7 +246,7 @@ fn lift(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<(
     let ids = [AttachmentId::of(entry, delegate)];
     let in_pod = Place::in_pod(delegate.ifname.as_str());
     if let Some(mut nft) = in_pod.find_nft(&entry.netns)?
-        && withdraw_in_pod(&mut nft, in_pod.family(), &ids).is_err()
+        && withdraw_in_pod(&mut nft, &entry.netns, &ids).is_err()
     {
         rewrite(invoker, entry)?;
     }
@@ -275,13 +275,15 @@ fn rewrite(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
         bound.write(&mut batch);
         limits_arp = Some(bound).filter(|bound| !bound.is_empty()).or(limits_arp);
     }
+    let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
+    let limits = match &limits_arp {
+        // A limit that is in force is taken for that of weft: the notes were in the table.
+        Some(bound) => netns.run(|| bound.limits(&["0", "1"])).or_refused()?,
+        None => Vec::new(),
+    };
+    bound_addresses::note(&limits, &mut batch);
     in_pod.nft(&entry.netns)?.commit(batch).or_refused().map_err(|error| error.context("network policy"))?;
-    if let Some(bound) = limits_arp {
-        Netns::open(Path::new(&entry.netns))
-            .and_then(|netns| netns.run(|| bound.limit_arp()))
-            .or_refused()?;
-    }
-    Ok(())
+    netns.run(|| bound_addresses::limit(&limits)).or_refused()
 }
 
 /// Removes the tracked connections of an attachment that its policies forbid.
