@@ -57,6 +57,7 @@ mod network_policy;
 mod network_policy_addresses;
 mod network_policy_bridge;
 mod network_policy_matrix;
+mod network_policy_property;
 mod network_policy_protocols;
 mod network_policy_tap;
 mod network_policy_update;
