@@ -56,6 +56,7 @@ mod masquerade;
 mod network_policy;
 mod network_policy_addresses;
 mod network_policy_bridge;
+mod network_policy_dhcp;
 mod network_policy_matrix;
 mod network_policy_property;
 mod network_policy_protocols;

@@ -79,12 +79,68 @@ fn arrives(from: &Netns, server: &Netns, to: &str, kind: Kind, expected: bool) -
     while Instant::now() < until {
         send(&client, kind, to);
         std::thread::sleep(Duration::from_millis(20));
-        let mut buffer = [MaybeUninit::uninit(); 2048];
-        while let Ok(((received, _), _)) = rustix::net::recv(&listener, &mut buffer[..], RecvFlags::DONTWAIT)
-        {
-            if received.starts_with(&[kind.0, kind.1]) && received[4..].starts_with(WORD) {
-                return true;
-            }
+        if heard(&listener, [kind.0, kind.1]) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Numbers of the extension headers for each hop and for the destination.
+const EXTENSIONS: [u8; 2] = [0, 60];
+
+/// Returns a solicitation of a neighbour, valid except for an extension header before it.
+fn extended(extension: u8, from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
+    const ICMP6: u8 = 58;
+    let mut message = vec![135, 0, 0, 0];
+    message.extend(WORD);
+    message.resize(32, 0);
+    let mut pseudo: Vec<u8> = [from.octets(), to.octets()].concat();
+    pseudo.extend([0, 0, 0, 32, 0, 0, 0, ICMP6]);
+    pseudo.extend(&message);
+    let mut sum: u32 = pseudo.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    let sum = !u16::try_from(sum).expect("16 bits");
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut packet = vec![0x60, 0, 0, 0, 0, 40, extension, 255];
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    // The option PadN of four bytes fills the header.
+    packet.extend([ICMP6, 0, 1, 4, 0, 0, 0, 0]);
+    packet.extend(message);
+    packet
+}
+
+/// Whether a solicitation with an extension header arrives: waits for it if it is `expected`, else for a moment.
+fn extended_arrives(from: (&Netns, &str), to: (&Netns, &str), extension: u8, expected: bool) -> bool {
+    let kind = Some(ipproto::RAW);
+    let client = from
+        .0
+        .within(|| socket_with(AddressFamily::INET6, SocketType::RAW, SocketFlags::CLOEXEC, kind))
+        .expect("a raw socket");
+    let listener = raw(to.0);
+    let [source, target]: [Ipv6Addr; 2] = [from.1, to.1].map(|text| text.parse().expect("an address"));
+    let packet = extended(extension, source, target);
+    let until = Instant::now() + if expected { TIMEOUT } else { GRACE };
+    while Instant::now() < until {
+        let _ =
+            rustix::net::sendto(&client, &packet, SendFlags::empty(), &SocketAddrV6::new(target, 0, 0, 0));
+        std::thread::sleep(Duration::from_millis(20));
+        if heard(&listener, [135, 0]) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether a raw socket has received a message of this type and code.
+fn heard(listener: &OwnedFd, kind: [u8; 2]) -> bool {
+    let mut buffer = [MaybeUninit::uninit(); 2048];
+    while let Ok(((received, _), _)) = rustix::net::recv(listener, &mut buffer[..], RecvFlags::DONTWAIT) {
+        if received.starts_with(&kind) && received[4..].starts_with(WORD) {
+            return true;
         }
     }
     false
@@ -140,6 +196,22 @@ fn assert_forged_messages_are_dropped(host: &Host, plugin: &str) {
     // What is valid on the link must not be routed.
     for kind in [(135, 0, 255, 32), (136, 0, 255, 32), (133, 0, 255, 32)] {
         assert!(!arrives(web, other, "fd00:77::1", kind, false), "{plugin}: {kind:?} left by a route");
+    }
+    for extension in EXTENSIONS {
+        let from = (&**other, "fd00:9::13");
+        let case = format!("{plugin}: extension header {extension}");
+        if plugin != "ptp" {
+            assert!(
+                extended_arrives(from, (&**web, "fd00:9::12"), extension, true),
+                "{case}, without ingress rules"
+            );
+        }
+        assert!(
+            !extended_arrives(from, (&**db, "fd00:9::11"), extension, false),
+            "{case}, to an isolated pod"
+        );
+        let link = ((&**web, "fd00:9::12"), (&**other, "fd00:9::13"));
+        assert!(!extended_arrives(link.0, link.1, extension, false), "{case}, from an isolated pod");
     }
     // Neighbour discovery works after the neighbours were forgotten.
     for pod in &pods {

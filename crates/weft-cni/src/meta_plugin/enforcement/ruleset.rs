@@ -635,8 +635,7 @@ fn attachment_of(chain: &str) -> Option<AttachmentId> {
 pub(super) fn attachments(nft: &mut Nft, family: Family) -> Result<BTreeSet<AttachmentId>, Error> {
     let table = Table::new(family, TABLE);
     let chains = nft.chains(table)?;
-    let mut found: BTreeSet<AttachmentId> =
-        chains.iter().filter_map(|chain| attachment_of(chain)).collect();
+    let mut found: BTreeSet<AttachmentId> = chains.iter().filter_map(|chain| attachment_of(chain)).collect();
     found.extend(bound_addresses::attachments(nft, table, &chains)?);
     Ok(found)
 }
