@@ -257,10 +257,6 @@ impl Settings {
         let families = sets.iter().filter_map(|set| set.pools.first()).map(|pool| pool.range.addr());
         addresses::one_of_each_family(call.config.version, families, "ipam.ipRanges")?;
         let claim = claim(requested, &keys, source, &pod, call, who)?;
-        if source == Source::File && !claim.name.is_empty() {
-            let why = "addresses that outlive their pod need the cluster: not possible with store \"file\"";
-            return Err(Error::key("ipam.store", "\"file\"", why));
-        }
         if keys.resolv_conf.contains('\0') {
             return Err(Error::key("ipam.resolvConf", format!("{:?}", keys.resolv_conf), "not a path"));
         }
@@ -645,8 +641,18 @@ fn claim(
     if who.is_none() || (requested.claim.is_empty() && machine.is_none() && !sticky) {
         return Ok(Claim::default());
     }
+    let (key, value) = match (requested.claim.as_str(), &machine) {
+        ("", Some(machine)) => (MACHINE_KEY, format!("{machine:?}")),
+        ("", None) if requested.sticky => ("args.cni.sticky", "true".to_owned()),
+        ("", None) => ("ipam.sticky", "true".to_owned()),
+        (claim, _) => ("args.cni.ipam-claim-reference", format!("{claim:?}")),
+    };
     if name.is_empty() {
-        return Err(Error::key("ipam.sticky", "true", "CNI_ARGS names no pod that could keep its address"));
+        return Err(Error::key(key, value, "CNI_ARGS names no pod that could keep its address"));
+    }
+    if source == Source::File {
+        let why = "an address that outlives its pod needs the cluster: not possible with ipam.store \"file\"";
+        return Err(Error::key(key, value, why));
     }
     let ifname = who.map(|who| who.ifname.to_string()).unwrap_or_default();
     Ok(match (requested.claim.as_str(), machine) {
