@@ -222,7 +222,9 @@ fn edited_or_deleted_pool_allocates_no_address_twice() {
     let named = network(2, &json!({ "range": "10.73.0.48/28", "pool": "mine", "network_name": "red" }));
     let refused = nodes.attachment(&sandbox, "m0").add(&named);
     assert_refused("of another space", &refused, 11, &["pool mine", "spec.networkName", "red"]);
-    nodes.kube.kubectl(["delete", "ippools.weft.dev", "mine", &name]);
+    for pool in ["mine", &name] {
+        nodes.delete_pool(pool);
+    }
     // The next request creates the pool again, with the same layout.
     each_once(&mut all, allocated(add(2, "c0")));
     let made = nodes.kube.json(["ippools.weft.dev", &name]);
@@ -348,7 +350,7 @@ fn recreated_pool_has_one_block_layout() {
     nodes.attachment(&sandbox, "c0").del(&conf(0)).success();
     // The refusal of an edited pool recommends these steps.
     nodes.kube.kubectl(["delete", "ipblocks.weft.dev", "--all"]);
-    nodes.kube.kubectl(["delete", "ippools.weft.dev", &name]);
+    nodes.delete_pool(&name);
     pool(&nodes, "10.79.0.0/26", 3);
     nodes.machine.wait("agent-0", "finds the lost lease", || {
         nodes.log(0).contains("block lease is not in the cluster").then_some(())
@@ -372,7 +374,7 @@ fn prefetched_block_of_a_recreated_pool_is_returned() {
     let add = |container: usize| allocated(nodes.attachment(&sandbox, &format!("c{container}")).add(&conf));
     let _ = add(0);
     // For a while, the agent's cache has the old pool.
-    nodes.kube.kubectl(["delete", "ippools.weft.dev", &name]);
+    nodes.delete_pool(&name);
     pool(&nodes, "10.84.0.0/26", 3);
     // Few addresses remain in the block, so the node requests a further one.
     for container in 1..13 {

@@ -17,6 +17,7 @@ mod ipam;
 mod ipam_claims;
 mod ipam_findings;
 mod ipam_leases;
+mod ipam_lost_state;
 mod ipam_prefetch;
 mod ipam_requests;
 mod ipam_resize;

@@ -79,6 +79,38 @@ fn delete(nodes: &Nodes, kind: &str, name: &str) {
     nodes.kube.kubectl(["delete", kind, "-n", "blue", name, "--force", "--grace-period=0"]);
 }
 
+/// A machine that is started with another address keeps that one, and the earlier one is free.
+#[test]
+fn virtual_machine_keeps_the_address_of_its_last_pod() {
+    let nodes = nodes!(2);
+    prepare(&nodes);
+    let namespace = nodes.machine.pod("a");
+    create(&nodes, "VirtualMachine", "fedora");
+    let named = |node: usize, ip: &str| {
+        let mut conf = conf(node);
+        conf["args"]["cni"]["ips"] = json!([ip]);
+        conf
+    };
+    let claims = || {
+        let blocks = nodes.blocks().into_iter().filter(|block| block["spec"]["claim"].is_string());
+        let mut kept: Vec<String> =
+            blocks.filter_map(|block| block["spec"]["range"].as_str().map(str::to_owned)).collect();
+        kept.sort();
+        kept
+    };
+    for (at, ip) in ["10.25.0.2", "10.25.0.3", "10.25.0.2"].into_iter().enumerate() {
+        let node = at % 2;
+        let instance = create(&nodes, "VirtualMachineInstance", "fedora");
+        let pod = format!("virt-launcher-fedora-{at}");
+        let launched = launcher(&nodes, &namespace, (&pod, node), &owned_by(&instance));
+        assert_eq!(allocated(launched.add(&named(node, ip))), [ip]);
+        until("the claim to keep this address alone", || (claims() == [format!("{ip}/32")]).then_some(()));
+        launched.del(&conf(node)).success();
+        delete(&nodes, "pod", &pod);
+        delete(&nodes, "virtualmachineinstance", "fedora");
+    }
+}
+
 #[test]
 fn virtual_machine_keeps_its_address_over_restart_and_migration() {
     let nodes = nodes!(2);

@@ -171,13 +171,13 @@ fn removed_address_store_forgets_sandboxes_that_ended_since() {
     let (one, two) = (attach("one", "10.9.0.7"), attach("two", "10.9.2.7"));
     host.run(["rm", "-r", "/var/lib/weft/ipam"]);
     let three = attach("three", "10.9.0.9");
-    let regained =
-        || host.run(["sh", "-c", "cat /var/lib/weft/ipam/10.9.0.0-22/regained 2>/dev/null || true"]);
-    assert!(regained().contains("10.9.0.7") && regained().contains("10.9.2.7"), "{}", regained());
     // The store has no block with the address of this one yet.
+    let mut late = host.attachment("weft-ipam", &two, "net1");
+    late.container_id = "late".to_owned();
+    late.args = "IP=10.9.2.7".to_owned();
+    assert_refused("of a living pod", &late.add(&network), 11, &["pod blue/two", "holds it"]);
     cluster.attachment(&two).del(&conf).success();
     let four = attach("four", "10.9.2.7");
-    assert!(!regained().contains("10.9.2.7") && regained().contains("10.9.0.7"), "{}", regained());
     for pod in [&one, &three, &four] {
         cluster.attachment(pod).del(&conf).success();
     }
@@ -206,8 +206,6 @@ fn removed_address_store_gives_no_address_of_a_living_sandbox() {
     assert_ne!(third, second);
     // The address belongs to its sandbox again: its DEL releases it.
     cluster.attachment(&pod).del(&conf).success();
-    let held = host.run(["cat", "/var/lib/weft/ipam/10.9.0.0-24/regained"]);
-    assert!(held.contains(&first) && held.contains(&second), "{held}");
     let named = network("data", "br7", &range);
     let mut later = host.attachment("weft-ipam", &pod, "net1");
     later.container_id = "later".to_owned();
@@ -216,6 +214,56 @@ fn removed_address_store_gives_no_address_of_a_living_sandbox() {
     later.args = format!("IP={second}");
     later.container_id = "last".to_owned();
     assert_refused("of a living pod", &later.add(&named), 11, &["pod blue/two", "holds it"]);
+}
+
+/// The runtime creates the next sandbox of a pod again and again, and deletes none.
+#[test]
+fn sandbox_of_a_pod_takes_an_address_of_an_earlier_one() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let conf = config("net", "weft-ipam", &json!({ "range": "10.1.2.0/29", "range_end": "10.1.2.4" }));
+    let sandbox = |pod_name: &str, id: &str| {
+        let mut sandbox = container(&host, &pod, "weft-ipam", id);
+        sandbox.args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME={pod_name};K8S_POD_UID=uid-{pod_name}"
+        );
+        sandbox
+    };
+    let add = |pod_name: &str, id: &str| allocated(sandbox(pod_name, id).add(&conf))[0].clone();
+    let other = add("other", "o1");
+    let all: Vec<String> = (0..6).map(|at| add("web", &format!("c{at}"))).collect();
+    let given: BTreeSet<&String> = all.iter().collect();
+    assert!(given.len() == 3 && !given.contains(&other), "{all:?}");
+    assert_eq!(all[3..], all[..3], "the oldest one first");
+    // Another pod is refused, and a late DEL of an earlier sandbox frees nothing of a later one.
+    assert_refused("another pod", &sandbox("last", "l1").add(&conf), 11, &["no address is free"]);
+    for at in 0..3 {
+        sandbox("web", &format!("c{at}")).del(&conf).success();
+        sandbox("web", &format!("c{}", at + 3)).check(&conf).success();
+    }
+    assert_refused("another pod", &sandbox("last", "l1").add(&conf), 11, &["no address is free"]);
+    // A named address, too.
+    let mut named = sandbox("other", "o2");
+    named.args = format!("{};IP={other}", named.args);
+    assert_eq!(allocated(named.add(&conf)), [other.as_str()]);
+    let mut foreign = sandbox("last", "l2");
+    foreign.args = format!("{};IP={other}", foreign.args);
+    assert_refused("of another pod", &foreign.add(&conf), 11, &["pod blue/other", "holds it"]);
+}
+
+#[test]
+fn refused_claim_names_the_key_that_requests_it() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let mut conf = config("net", "weft-ipam", &json!({ "range": "10.1.2.0/29" }));
+    conf["args"] = json!({ "cni": { "ipam-claim-reference": "vm.net" } });
+    let mut one = container(&host, &pod, "weft-ipam", "c1");
+    one.args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=web".to_owned();
+    let words = ["args.cni.ipam-claim-reference", "vm.net"];
+    assert_refused("a store of the host", &one.add(&conf), 7, &[words[0], words[1], "needs the cluster"]);
+    conf["ipam"]["store"] = json!("cluster");
+    one.args = "IgnoreUnknown=1".to_owned();
+    assert_refused("without a pod", &one.add(&conf), 7, &[words[0], words[1], "names no pod"]);
 }
 
 #[test]

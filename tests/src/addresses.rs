@@ -175,6 +175,15 @@ impl Nodes {
         }
     }
 
+    /// Deletes a pool as an operator might: without its finalizer, although it is in use.
+    #[track_caller]
+    pub fn delete_pool(&self, pool: &str) {
+        let patch = r#"{"metadata":{"finalizers":null}}"#;
+        self.kube.kubectl(["delete", "ippools.weft.dev", pool, "--wait=false"]);
+        // A pool without a finalizer is gone.
+        let _ = self.kube.attempt(["patch", "ippools.weft.dev", pool, "--type", "merge", "-p", patch], "");
+    }
+
     /// Lists a node's IPBlock objects.
     #[must_use]
     #[track_caller]

@@ -162,6 +162,12 @@ const ONE_NODE_FIRST: &str = "kubectl apply -k deploy/base
     test \"$($daemonset{.spec.template.spec.containers[0].image})\" = ghcr.io/weft-net/weft:0.1.1
     test $($daemonset{.spec.updateStrategy.type}) = OnDelete";
 
+/// A pool with the finalizer that a pool in use has.
+const POOL: &str = r#"kubectl apply -k deploy/crds && sleep 2
+    printf '%s' '{ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": "storage", "finalizers": ["weft.dev/in-use"] },
+        "spec": { "range": "10.1.0.0/24", "blockBits": 4 } }' | kubectl apply -f -"#;
+
 /// Rows for all console blocks.
 pub const ROWS: &[Row] = &[
     row(
@@ -513,6 +519,7 @@ pub const ROWS: &[Row] = &[
         "kubectl apply -k deploy/page",
         Way::NotRun("needs a cluster that runs pods: tests/kube/page.rs serves the page with these rights"),
     ),
+    row("docs/plugins/weft-ipam.md", "kubectl patch ippool storage", Way::Kube(POOL)),
     row("docs/services.md", "kubectl apply -k deploy/services", Way::Kube("kubectl apply -k deploy/base")),
     row(
         "docs/services.md",

@@ -1,6 +1,7 @@
 //! IPAM controller: runs [`IpamReconciler`] periodically and counts its results.
 
 mod gone_nodes;
+mod pool_deletion;
 mod pool_metrics;
 pub(crate) mod reconciler;
 mod round_error;

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::future::{Future, pending};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipam::pool_layout::{address_count, nth};
@@ -19,6 +20,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::cluster_history::{ClusterHistory, RESTORED};
 use crate::ip_objects::{
     BlockObject, CLAIM_LABEL, LayoutState, NODE_LABEL, POOL_LABEL, PoolObject, TRANSFER_LABEL, WITHIN_LABEL,
     block_name, label, name_of, record_of, written_request,
@@ -55,6 +57,10 @@ pub struct ApiRegistry {
     has_unlabelled_addresses: bool,
     /// Recorded sections of the pool that may contain single addresses, as last read.
     single_address_sections: Option<BTreeSet<u16>>,
+    /// Whether the pool does not exist: its objects are leased again or returned, and nothing new is leased.
+    is_orphaned: bool,
+    /// Versions of the responses, if new leases depend on them.
+    history: Option<Arc<ClusterHistory>>,
     /// Namespace and name of the pod whose claim is allocated.
     pod: (String, String),
     requests: prometheus_client::metrics::counter::Counter,
@@ -80,6 +86,8 @@ impl ApiRegistry {
             exclude,
             has_unlabelled_addresses,
             single_address_sections,
+            is_orphaned: false,
+            history: None,
             pod,
             requests,
         }
@@ -98,6 +106,44 @@ impl ApiRegistry {
         let pool = Pool { name, uid, grid, exclude, has_unlabelled_addresses, single_address_sections };
         let no_pod = (String::new(), String::new());
         Some(ApiRegistry::new(client.clone(), &pool, no_pod, requests.clone()))
+    }
+
+    /// Returns the registry of the objects of a pool that does not exist, as far as an object of this network needs it.
+    pub fn of_missing_pool(
+        client: &Client,
+        name: &str,
+        net: IpNet,
+        requests: &prometheus_client::metrics::counter::Counter,
+    ) -> ApiRegistry {
+        let grid = PoolLayout::new(net, net.max_prefix_len() - net.prefix_len());
+        let pool = Pool {
+            name: name.to_owned(),
+            uid: None,
+            grid,
+            exclude: Vec::new(),
+            has_unlabelled_addresses: true,
+            single_address_sections: None,
+        };
+        let no_pod = (String::new(), String::new());
+        ApiRegistry { is_orphaned: true, ..ApiRegistry::new(client.clone(), &pool, no_pod, requests.clone()) }
+    }
+
+    /// Returns the same registry; a lease fails if the response shows that the cluster was restored to an earlier state.
+    #[must_use]
+    pub fn with_history(self, history: &Arc<ClusterHistory>) -> ApiRegistry {
+        ApiRegistry { history: Some(Arc::clone(history)), ..self }
+    }
+
+    fn newest(&self) -> u64 {
+        self.history.as_ref().map_or(0, |history| history.newest())
+    }
+
+    /// Compares the version of a response with the newest one before the request.
+    fn note(&self, before: u64, version: Option<&str>) -> Result<(), RegistryError> {
+        match self.history.as_ref().is_some_and(|history| history.note(before, version)) {
+            true => Err(RegistryError::Unknown(RESTORED.to_owned())),
+            false => Ok(()),
+        }
     }
 
     /// Sends a request about a block or a single address, and counts it.
@@ -129,8 +175,13 @@ impl ApiRegistry {
         }
         let mut found = Vec::new();
         let mut parameters = ListParams::default().labels(&selector).limit(PAGE);
+        let before = self.newest();
         loop {
             let page = self.request(self.blocks.list(&parameters)).await?;
+            // The next pages have the version of the first one.
+            if found.is_empty() {
+                self.note(before, page.metadata.resource_version.as_deref())?;
+            }
             for object in &page.items {
                 found.push(self.read_object(object)?);
             }
@@ -151,7 +202,9 @@ impl ApiRegistry {
         let (uid, version) = (String::new(), String::new());
         let object = IpBlock { net, uid, version, holder: holder.clone(), reserved };
         let object = BlockObject::of(&self.pool, &self.grid, &object);
+        let before = self.newest();
         let made = self.request(self.blocks.create(&PostParams::default(), &object)).await?;
+        self.note(before, made.metadata.resource_version.as_deref())?;
         self.read_object(&made)
     }
 
@@ -221,7 +274,13 @@ impl Registry for ApiRegistry {
     }
 
     async fn replace(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
-        self.put(object.net, &BlockObject::of(&self.pool, &self.grid, object)).await
+        let before = self.newest();
+        let replaced = self.put(object.net, &BlockObject::of(&self.pool, &self.grid, object)).await?;
+        // An object that was written without a change keeps its version.
+        if replaced.version != object.version {
+            self.note(before, Some(&replaced.version))?;
+        }
+        Ok(replaced)
     }
 
     async fn replace_requests(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
@@ -265,6 +324,10 @@ impl Registry for ApiRegistry {
     async fn pool_state(&self, net: IpNet) -> Result<PoolState, RegistryError> {
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = self.request(pools.get_opt(&self.pool)).await?;
+        if self.is_orphaned {
+            let is_missing = found.is_none();
+            return Ok(if is_missing { PoolState::SingleAddressesPossible } else { PoolState::Changed });
+        }
         let is_it = |pool: &PoolObject| {
             // Until a changed range is fixed, leases of the present layout are valid.
             let is_fixed = matches!(pool.layout_state(), Ok(LayoutState::Fixed | LayoutState::Resized));

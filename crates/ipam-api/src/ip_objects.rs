@@ -44,8 +44,9 @@ pub const TRANSFER_LABEL: &str = "weft.dev/transfer-requested-from";
 /// Label of an imported address: its pod. Label of a pool: it has imported addresses.
 pub const IMPORTED_LABEL: &str = "weft.dev/imported";
 
-/// Finalizer of an object that a node leases or a claim keeps: a manual deletion waits until it is free.
-const IN_USE: &str = "weft.dev/in-use";
+/// Finalizer of an object that a node leases or a claim keeps, and of a pool with such objects: a manual deletion waits until
+/// it is free.
+pub const IN_USE: &str = "weft.dev/in-use";
 
 /// Key beside the sections of a pool that have single addresses: the uid of the pool for which the record is complete.
 const POOL_UID: &str = "poolUid";
@@ -393,6 +394,33 @@ pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&
 // === impl PoolObject ===
 
 impl PoolObject {
+    /// Whether the pool is being deleted and waits for its finalizer.
+    pub fn is_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Whether the pool has the finalizer of a pool in use.
+    pub fn has_finalizer(&self) -> bool {
+        self.metadata.finalizers.as_ref().is_some_and(|all| all.iter().any(|known| known == IN_USE))
+    }
+
+    /// Returns the pool with its finalizer; `None` if it has it, or is deleted.
+    pub fn in_use(&self) -> Option<PoolObject> {
+        if self.has_finalizer() || self.is_deleted() {
+            return None;
+        }
+        let mut in_use = self.clone();
+        in_use.metadata.finalizers.get_or_insert_default().push(IN_USE.to_owned());
+        Some(in_use)
+    }
+
+    /// Returns the pool without its finalizer.
+    pub fn unused(&self) -> PoolObject {
+        let mut unused = self.clone();
+        unused.metadata.finalizers.get_or_insert_default().retain(|known| known != IN_USE);
+        unused
+    }
+
     /// Returns the state of the layout.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 
 pub mod api_registry;
 pub mod clock;
+pub mod cluster_history;
 pub mod cluster_snapshot;
 pub mod findings;
 pub mod imported_addresses;

@@ -15,6 +15,7 @@
 //! - The record is a separate write, with the resource version of the pool whose spec it records. Nothing is leased from a
 //!   pool without a record, so a call that ends before it writes one leaves a pool that was never used.
 //! - A pool that is created again after its deletion gets the layout of its existing leases.
+//! - A pool in use has a finalizer. Objects whose pool does not exist any more count like a pool of their own.
 //! - Two pools must not have addresses in common; the pool whose layout was fixed first wins. Each lookup records that its
 //!   pool is pending and then reads the others, so at least one of two sees the other.
 
@@ -34,8 +35,9 @@ use rpc::allocate::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 
+use crate::cluster_history::{ClusterHistory, RESTORED};
 use crate::ip_objects::{
-    BlockObject, LayoutState, POOL_LABEL, PoolError, PoolFault, PoolObject, kind_of, label, record_of,
+    BlockObject, IN_USE, LayoutState, POOL_LABEL, PoolError, PoolFault, PoolObject, kind_of, label, record_of,
 };
 use kube_support::api_error;
 use kube_support::custom_resources::IPPoolSpec;
@@ -81,16 +83,21 @@ pub enum Unusable {
 /// # Errors
 /// [`Unusable`]. A concurrent change by another client is waited for.
 pub async fn resolve(client: &Client, wanted: &PoolReference) -> Result<Pool, Unusable> {
-    resolve_for(client, wanted, address_count(wanted.range)).await
+    resolve_for(client, wanted, address_count(wanted.range), &ClusterHistory::default()).await
 }
 
 /// Returns the requested pool like [`resolve`], for a network that may allocate `window` addresses of it. The block size
-/// of a new pool depends on them.
+/// of a new pool depends on them. No pool is created if `history` shows that the cluster was restored.
 ///
 /// # Errors
 /// As for [`resolve`].
-pub async fn resolve_for(client: &Client, wanted: &PoolReference, window: u128) -> Result<Pool, Unusable> {
-    let lookup = Lookup { client, pools: Api::all(client.clone()), wanted, window };
+pub async fn resolve_for(
+    client: &Client,
+    wanted: &PoolReference,
+    window: u128,
+    history: &ClusterHistory,
+) -> Result<Pool, Unusable> {
+    let lookup = Lookup { client, pools: Api::all(client.clone()), wanted, window, history };
     let mut found = lookup.resolve().await;
     for _ in 0..CHECKS {
         if !matches!(found, Err(Unusable::Changed(_))) {
@@ -118,6 +125,7 @@ struct Lookup<'a> {
     wanted: &'a PoolReference,
     /// Number of addresses that the network may allocate.
     window: u128,
+    history: &'a ClusterHistory,
 }
 
 impl From<String> for Unusable {
@@ -148,7 +156,13 @@ impl Lookup<'_> {
         if wanted.must_exist {
             return Err(format!("pool {} does not exist: create an IPPool of that name", wanted.name).into());
         }
-        let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
+        let before = self.history.newest();
+        let listed = self.done(self.pools.list(&ListParams::default()).await)?;
+        let version = listed.metadata.resource_version.as_deref();
+        if self.history.note(before, version) || self.history.settles_for().is_some() {
+            return Err(Unusable::Unknown(format!("pool {}: {RESTORED}", wanted.name)));
+        }
+        let others = listed.items;
         let same = others.iter().filter(|pool| pool.spec.network_name == wanted.network);
         let ranges = same.clone().filter_map(|pool| Some((pool, range(pool)?)));
         if let Some((around, _)) = ranges.clone().find(|(_, range)| range.contains(&wanted.range)) {
@@ -162,7 +176,11 @@ impl Lookup<'_> {
         }
         let pool = PoolObject {
             types: kind_of::<PoolObject>(),
-            metadata: ObjectMeta { name: Some(wanted.name.clone()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(wanted.name.clone()),
+                finalizers: Some(vec![IN_USE.to_owned()]),
+                ..ObjectMeta::default()
+            },
             spec: IPPoolSpec {
                 range: wanted.range.to_string(),
                 block_bits: Some(self.bits(&wanted.name, wanted.range).await?),
@@ -216,6 +234,7 @@ impl Lookup<'_> {
             }
             _ => {}
         }
+        let found = self.protected(found).await?;
         match found.layout_state()? {
             LayoutState::Fixed => Ok(read(&found)?),
             LayoutState::Unset | LayoutState::Pending => self.fix_layout(found, Origin::Existing).await,
@@ -224,6 +243,14 @@ impl Lookup<'_> {
                 Err(Unusable::Refused(_)) if has_fixed(&found, wanted.range) => Ok(read(&found)?),
                 fixed => fixed,
             },
+        }
+    }
+
+    /// Returns the pool with its finalizer: a pool from which addresses are leased stays until nothing in it is in use.
+    async fn protected(&self, pool: PoolObject) -> Result<PoolObject, Unusable> {
+        match pool.in_use() {
+            Some(in_use) => self.replace(&in_use).await,
+            None => Ok(pool),
         }
     }
 
@@ -363,13 +390,20 @@ impl Lookup<'_> {
 
     /// Returns everything that was leased from a pool.
     async fn leased(&self, pool: &str) -> Result<Vec<BlockObject>, Unusable> {
+        let of_pool = ListParams::default().labels(&format!("{POOL_LABEL}={}", label(pool)));
+        let mut all = self.blocks(&of_pool).await?;
+        all.retain(|block| block.spec.pool == pool);
+        Ok(all)
+    }
+
+    /// Returns all blocks and single addresses of a list, which is read in pages.
+    async fn blocks(&self, parameters: &ListParams) -> Result<Vec<BlockObject>, Unusable> {
         let blocks = Api::<BlockObject>::all(self.client.clone());
-        let mut parameters =
-            ListParams::default().labels(&format!("{POOL_LABEL}={}", label(pool))).limit(PAGE);
+        let mut parameters = parameters.clone().limit(PAGE);
         let mut all = Vec::new();
         loop {
             let page = self.done(blocks.list(&parameters).await)?;
-            all.extend(page.items.into_iter().filter(|block| block.spec.pool == pool));
+            all.extend(page.items);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => parameters = parameters.continue_token(&token),
                 None => return Ok(all),

@@ -86,7 +86,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         if self.registry.pool_state(lease.net).await? == PoolState::SingleAddressesPossible {
             return Ok(lease);
         }
-        release_lease(self.registry, lease.net, &lease.id, self.clock.now).await?;
+        release_lease(self.registry, lease.net, (&self.holder.node, &lease.id), self.clock.now).await?;
         Err(AllocationError::PoolChanged)
     }
 
@@ -95,7 +95,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         block_around(self.registry, self.layout, ip).await
     }
 
-    async fn release(&self, object: &IpBlock) -> Result<(), RegistryError> {
-        release_lease(self.registry, object.net, &object.lease_id(), self.clock.now).await
+    pub(crate) async fn release(&self, object: &IpBlock) -> Result<(), RegistryError> {
+        let lease = object.lease_id();
+        release_lease(self.registry, object.net, (&self.holder.node, &lease), self.clock.now).await
     }
 }

@@ -58,8 +58,10 @@ impl AddressStore {
             let earlier: Vec<Block> =
                 self.blocks().filter(|block| block.net == lease.net && block.lease != lease.id).collect();
             edits.extend(earlier.iter().filter_map(|block| self.mark_unconfirmed(&block.lease)));
+            let regained = self.regained_inside(&lease);
             lease.reserved.extend(self.held_under_other_leases(&lease));
             edits.extend(self.add_block(&lease, clock.now));
+            edits.extend(self.move_regained(&lease, &regained));
             let is_added = |block: &Block| block.lease == lease.id && block.net == lease.net;
             let page = self.blocks().find(is_added).map(|block| block.page);
             if let (true, Some(page)) = (lease.single_owner, page) {

@@ -62,6 +62,13 @@ async fn lease_held_block<R: Registry>(
         return Ok(());
     }
     let Holder { node, store, .. } = allocator.holder.clone();
+    if is_single_address(block.net)
+        && let Some(around) = allocator.block_around(block.net.addr()).await?
+        && (&around.holder.node, &around.holder.store) == (&node, &store)
+    {
+        // The store contained the address in this block, and takes it over when it has the block again.
+        return Ok(());
+    }
     let holder = Holder { node, store, ..Holder::default() };
     let Some(object) = create_or_take(allocator.registry, block.net, &holder, seen).await? else {
         return Ok(());
@@ -72,7 +79,7 @@ async fn lease_held_block<R: Registry>(
         // The object remains and the block stays unconfirmed. The node that leases the block around it finds the object
         // and reserves the address, before this store asks again.
     } else if allocator.registry.pool_state(object.net).await? != PoolState::SingleAddressesPossible {
-        release_lease(allocator.registry, object.net, &object.lease_id(), allocator.clock.now).await?;
+        allocator.release(&object).await?;
     } else {
         response.lost.retain(|lease| *lease != block.lease);
         response.confirmed.push((block.lease.clone(), object.lease_id()));
@@ -128,7 +135,7 @@ pub async fn recreate_lease<R: Registry>(
         PoolState::NoSingleAddresses => !object.is_single_address(),
     };
     if !is_valid {
-        release_lease(registry, net, &object.lease_id(), now).await?;
+        release_lease(registry, net, (&holder.node, &object.lease_id()), now).await?;
         return Ok(false);
     }
     // A single address inside a leased block stays unconfirmed. Its object remains, because the node that leases the

@@ -281,7 +281,7 @@ pub async fn complete_give_up<R: Registry>(
     let outcome = match given {
         GivenUp::Nothing => GiveUpOutcome::Refused,
         GivenUp::Block { net, lease } => {
-            release_lease(registry, net, &lease, now).await?;
+            release_lease(registry, net, (&asked.holder.node, &lease), now).await?;
             if net == asked.net {
                 return Ok(GiveUpOutcome::GivenUp);
             }

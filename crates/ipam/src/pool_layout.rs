@@ -124,6 +124,11 @@ pub(crate) fn is_single_address(net: IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
 }
 
+/// Whether two networks have addresses in common.
+pub fn overlap(one: IpNet, other: IpNet) -> bool {
+    one.contains(&other) || other.contains(&one)
+}
+
 /// Number of addresses in a network, at most `u128::MAX`.
 pub fn address_count(net: IpNet) -> u128 {
     let host = Family::of(net.addr()).bits() - net.prefix_len();

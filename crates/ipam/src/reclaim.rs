@@ -2,27 +2,29 @@
 
 use ipnet::IpNet;
 
+use crate::address_filter::AddressFilter;
 use crate::ip_block::{Holder, IpBlock};
 use crate::registry::{Registry, RegistryError};
 
 /// Number of attempts to release an object that is changed concurrently.
 const ATTEMPTS: usize = 2;
 
-/// Releases a lease. A lease that is not current any more was released before.
+/// Releases a lease of a node. A lease that is not current any more was released before.
 ///
-/// The object of a single address remains, because it records when the quarantine of the address began.
+/// The object of a single address remains, because it records when the quarantine of the address began. After a restore
+/// of the cluster's database, another node may have a lease with the same identifier; it is not released.
 ///
 /// # Errors
 /// Error of the registry, or concurrent changes.
 pub async fn release_lease<R: Registry>(
     registry: &R,
     net: IpNet,
-    lease: &str,
+    (node, lease): (&str, &str),
     now: u64,
 ) -> Result<(), RegistryError> {
     for _ in 0..ATTEMPTS {
         let Some(object) = registry.read(net).await? else { return Ok(()) };
-        if object.lease_id() != lease || object.holder.node.is_empty() {
+        if object.lease_id() != lease || object.holder.node.is_empty() || object.holder.node != node {
             return Ok(());
         }
         match reclaim(registry, object, now).await {
@@ -60,4 +62,30 @@ pub async fn end_claim<R: Registry>(registry: &R, object: IpBlock, now: u64) -> 
     // Several pods may have shared the address, and the last one may have been deleted only now.
     let holder = Holder { claim: String::new(), released_at: now, ..object.holder };
     registry.replace(&IpBlock { holder, ..object }).await.map(drop)
+}
+
+/// Ends a claim of the addresses that earlier pods of it had: it keeps `leased`, which its last pod has. Addresses that a node
+/// leases, or that the network may not allocate, are left alone.
+///
+/// # Errors
+/// Error of the registry.
+pub async fn end_earlier_claims<R: Registry>(
+    registry: &R,
+    filter: &AddressFilter,
+    claim: &str,
+    leased: IpNet,
+    now: u64,
+) -> Result<(), RegistryError> {
+    for object in registry.list_of_claim(claim).await? {
+        let is_earlier = object.net != leased && object.holder.node.is_empty();
+        if !is_earlier || !filter.admits(object.net.addr()) {
+            continue;
+        }
+        match end_claim(registry, object, now).await {
+            // A pod of the claim may be about to lease it.
+            Ok(()) | Err(RegistryError::Conflict) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -2,8 +2,6 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
 use crate::allocation_error::AllocationError;
 use crate::allocator::{BlockAllocator, Listed, RequestContext};
 use crate::block_lease::{BlockInfo, BlockLease, BlockState};
@@ -27,11 +25,11 @@ impl<R: Registry> BlockAllocator<'_, R> {
             response.error = Some(error);
         }
         let (context, mut seen) = (RequestContext { blocks: &request.blocks, seen }, seen.to_vec());
-        // A block that was leased again without a request is adopted, around the held addresses. A single address is
-        // confirmed instead.
-        let is_leased_again = |object: &IpBlock| unconfirmed_and_used(request).any(|net| net == object.net);
+        // An object that was leased again without a request, or whose lease was lost with the store, keeps held addresses
+        // from other nodes. A block is adopted, around the held addresses. A single address is confirmed instead.
+        let is_needed = |object: &IpBlock| unconfirmed_and_held(request).any(|ip| object.net.contains(ip));
         let needs_address = request.kind != AllocationKind::Nothing;
-        seen.retain(|object| !is_leased_again(object) || !object.is_single_address() && needs_address);
+        seen.retain(|object| !is_needed(object) || !object.is_single_address() && needs_address);
         if !needs_address {
             if let Err(error) = self.release_unknown(&seen, &request.blocks).await {
                 response.error = Some(error);
@@ -77,7 +75,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
             // The quarantine of a single address began when its owner released it.
             let now = self.clock.now;
             let released_at = if *released_at == 0 { now } else { (*released_at).min(now) };
-            match release_lease(self.registry, *net, lease, released_at).await {
+            match release_lease(self.registry, *net, (&self.holder.node, lease), released_at).await {
                 Ok(()) => response.returned.push(lease.clone()),
                 Err(error) => response.error = Some(error.into()),
             }
@@ -123,10 +121,10 @@ impl<R: Registry> BlockAllocator<'_, R> {
     }
 }
 
-/// Networks of unconfirmed blocks in which something is held.
-fn unconfirmed_and_used(request: &LeaseRequest) -> impl Iterator<Item = IpNet> {
-    let is_used = |block: &&BlockInfo| !block.held.is_empty() && block.state == BlockState::Unconfirmed;
-    request.blocks.iter().filter(is_used).map(|block| block.net)
+/// Held addresses of unconfirmed blocks.
+fn unconfirmed_and_held(request: &LeaseRequest) -> impl Iterator<Item = &IpAddr> {
+    let unconfirmed = request.blocks.iter().filter(|block| block.state == BlockState::Unconfirmed);
+    unconfirmed.flat_map(|block| &block.held)
 }
 
 /// Whether an address lies in a block that was just confirmed.

@@ -9,7 +9,8 @@ use ipnet::IpNet;
 
 use crate::address_store::{AddressStore, Block, Edit, Slot};
 use crate::block_lease::{BlockLease, BlockState};
-use crate::pool_layout::nth;
+use crate::ip_block::IpBlock;
+use crate::pool_layout::{nth, overlap};
 
 impl AddressStore {
     /// Marks the block of a lease as unconfirmed; no edit if the lease is not active.
@@ -28,6 +29,17 @@ impl AddressStore {
     /// Whether a block is unconfirmed and something in it is held. After a boot nothing is held.
     pub fn is_unconfirmed_and_used(&self, block: &Block) -> bool {
         block.state == BlockState::Unconfirmed && self.is_held(block)
+    }
+
+    /// Whether an object of this node, which the store does not contain under its present lease, keeps an address of the
+    /// store from other nodes: one of the object's addresses is held under a lease that must be confirmed.
+    ///
+    /// Such an object was leased again, or its lease was lost with the store. Every component that releases objects the
+    /// store does not contain decides by this.
+    pub fn needs_object(&self, object: &IpBlock) -> bool {
+        let unconfirmed = self.blocks().filter(|block| overlap(block.net, object.net));
+        let mut unconfirmed = unconfirmed.filter(|block| block.state == BlockState::Unconfirmed);
+        unconfirmed.any(|block| self.held_addresses(&block).iter().any(|ip| object.net.contains(ip)))
     }
 
     /// Whether an address of a network is held under any lease.

@@ -5,12 +5,16 @@
 //!   ([`liveness`]).
 //! - A list or watch that stops fails within 30 s (`client::transport`), and is requested again.
 //! - A consumer that handles each object on its own follows the changed keys ([`ChangedKeys`]).
+//! - After a restore of the API server's database every cache is listed again ([`list_again`]): the server sends no
+//!   event for versions that come again.
 //! - A watch event takes precedence over the response to a concurrent request ([`pending_lookup`]).
 
 pub mod changed_keys;
 pub mod followed;
 mod liveness;
 pub mod pending_lookup;
+
+pub use followed::list_again;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -249,12 +253,15 @@ async fn events<K>(api: Api<K>, selection: watch::Config, cache: &Cache<K::Form>
 where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
 {
+    let mut restarts = followed::restarts();
     loop {
+        restarts.mark_unchanged();
         let mut events = pin!(watch::watcher(api.clone(), selection.clone()).default_backoff());
         loop {
-            let event = match cache.liveness.is_listing() {
-                true => timeout(LIST_MAX, events.next()).await,
-                false => Ok(events.next().await),
+            let deadline = if cache.liveness.is_listing() { LIST_MAX } else { Duration::MAX };
+            let event = tokio::select! {
+                event = timeout(deadline, events.next()) => event,
+                Ok(()) = restarts.changed() => break,
             };
             match event {
                 Ok(Some(Ok(event))) => {

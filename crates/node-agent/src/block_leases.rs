@@ -94,6 +94,8 @@ enum Outcome {
     Done,
     /// Addresses are held in a block that another node leases or that was deleted: check again later.
     Pending,
+    /// The cluster was restored: another node may return an earlier lease of a block any moment.
+    Settling,
 }
 
 /// Reason why the leases of the address stores could not be compared or changed.
@@ -179,6 +181,7 @@ async fn wait(changes: &mut Receiver<u64>, done: Result<Outcome, LeaseError>) {
     let wait = match done {
         Ok(Outcome::Done) => IDLE,
         Ok(Outcome::Pending) => RECHECK,
+        Ok(Outcome::Settling) => RETRY,
         Err(_) => RETRY,
     };
     let _ = timeout(wait, changes.changed()).await;
@@ -200,10 +203,24 @@ impl Leases {
 
     async fn compare_all(&self, own: &Cache<Option<OwnedBlock>>) {
         let mut changes = own.changes();
+        let mut restorations = self.agent.block_provider.restorations();
         loop {
             changes.mark_unchanged();
-            let known = all(own).iter().map(|owned| (owned.object.net, owned.object.lease_id())).collect();
-            wait(&mut changes, self.compare(&known).await).await;
+            restorations.mark_unchanged();
+            // After a restore the watch may show leases that the cluster does not have.
+            let known = match self.agent.block_provider.is_settling() {
+                true => BTreeSet::new(),
+                false => all(own).iter().map(|owned| (owned.object.net, owned.object.lease_id())).collect(),
+            };
+            let done = self.compare(&known).await;
+            let done = match self.agent.block_provider.is_settling() {
+                true => done.map(|_| Outcome::Settling),
+                false => done,
+            };
+            tokio::select! {
+                () = wait(&mut changes, done) => {}
+                _ = restorations.changed() => {}
+            }
         }
     }
 
@@ -269,14 +286,11 @@ impl Leases {
                 _ => Ok(()),
             };
             if done.is_ok() && !leased.iter().any(|(net, _)| *net == written.lease.0) {
-                done = match self.lease_again(&written).await {
-                    Ok(Outcome::Done) => Ok(()),
-                    Ok(Outcome::Pending) => {
+                done = self.lease_again(&written).await.map(|done| {
+                    if done != Outcome::Done {
                         outcome = Outcome::Pending;
-                        Ok(())
                     }
-                    Err(why) => Err(why),
-                };
+                });
             }
             failed.extend(done.err().map(|error| (written.store, error)));
         }
@@ -347,8 +361,14 @@ impl Leases {
             warn!(store, block = %net, "address store seems to be a copy of another one, so its block is not leased again; move it to another directory");
             return Ok(None);
         }
+        let requests = &self.agent.metrics.address_requests;
+        let is_missing = !found.iter().any(|pool| pool.metadata.name.as_deref() == Some(store.as_str()));
+        if having.is_empty() && is_missing && *is_unique {
+            // The object keeps the addresses from any pool that is created.
+            return Ok(Some(ApiRegistry::of_missing_pool(&self.client, store, *net, requests)));
+        }
         let pool = named.or(having.first().filter(|_| having.len() == 1));
-        Ok(pool.and_then(|pool| ApiRegistry::of(&self.client, pool, &self.agent.metrics.address_requests)))
+        Ok(pool.and_then(|pool| ApiRegistry::of(&self.client, pool, requests)))
     }
 }
 

@@ -17,7 +17,9 @@
 //!   with different directories have two stores, independent of each other.
 
 mod imported;
+mod last_address;
 mod refused;
+mod restored;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -44,6 +46,7 @@ use self::imported::ImportedPools;
 use self::refused::{AGAIN, Refusal, RefusedNodes};
 use ipam_api::api_registry::{ApiRegistry, TRANSFER_CHECKS, excluded_addresses, of_node};
 use ipam_api::clock::now;
+use ipam_api::cluster_history::ClusterHistory;
 use ipam_api::ip_claim::Claim;
 use ipam_api::ip_objects::BlockObject;
 use ipam_api::owned_block::OwnedBlock;
@@ -84,6 +87,8 @@ pub(crate) struct BlockProvider {
     own: Arc<Cache<Option<OwnedBlock>>>,
     own_followed: Once,
     imported: ImportedPools,
+    /// Versions of the API server's responses.
+    history: Arc<ClusterHistory>,
     /// Requests of other nodes that this node refused.
     pub(crate) refused: RefusedNodes,
     /// Whether this node has ever requested addresses.
@@ -170,6 +175,7 @@ impl BlockProvider {
             own: Arc::new(Cache::new("ipblocks")),
             own_followed: Once::new(),
             imported: ImportedPools::default(),
+            history: Arc::default(),
             refused: RefusedNodes::default(),
             is_used: Sender::new(false),
             prefetched: Mutex::default(),
@@ -294,7 +300,7 @@ impl BlockProvider {
             return Ok(false);
         };
         prefetched.ready.remove(at);
-        release_lease(registry, block.net, &lease, now()).await?;
+        release_lease(registry, block.net, (&self.node, &lease), now()).await?;
         Ok(true)
     }
 
@@ -322,7 +328,7 @@ impl BlockProvider {
             return Ok(GiveUp::Nothing);
         };
         let (_, block) = prefetched.ready.remove(at);
-        release_lease(registry, block.net, &block.lease_id(), now()).await?;
+        release_lease(registry, block.net, (&self.node, &block.lease_id()), now()).await?;
         Ok(GiveUp::Done)
     }
 
@@ -365,6 +371,7 @@ impl BlockProvider {
             (request.pod.namespace.clone(), request.pod.name.clone()),
             metrics.address_requests.clone(),
         );
+        let registry = registry.with_history(&self.history);
         refuse_excluded(&registry, &pool, request).await?;
         // The address that a claim keeps may have to be transferred.
         let is_any = request.operation == Operation::Allocate(AllocationKind::Any);
@@ -372,6 +379,10 @@ impl BlockProvider {
         let transfer_checks = if known_refusal.is_some() { 0 } else { TRANSFER_CHECKS };
         let mut allocator = self.allocator(request, &registry, pool.grid, &filter, transfer_checks);
         allocator.lists_first = prefetched.is_full;
+        if request.operation.leases() && self.history.settles_for().is_some() {
+            let call = (request, probe);
+            return self.return_and_confirm(&allocator, &pool.name, call, prefetched).await;
+        }
         let response = match request.operation {
             Operation::Prefetch => self.prefetch(&allocator, &request.blocks, prefetched).await,
             Operation::FindImported | Operation::Freed => Ok(LeaseResponse::default()),
@@ -475,7 +486,9 @@ impl BlockProvider {
     ) -> Result<LeaseResponse, ServeError> {
         match kind {
             AllocationKind::ForClaim(_) | AllocationKind::AddressForClaim(_) => {
-                self.serve_claim(allocator, pool, call, kind, prefetched).await
+                let response = self.serve_claim(allocator, pool, call, kind, prefetched).await?;
+                last_address::keep(allocator, &response);
+                Ok(response)
             }
             _ => self.serve(allocator, pool, call, (kind, kind), prefetched).await,
         }
@@ -498,7 +511,8 @@ impl BlockProvider {
         {
             return Ok(pool.clone());
         }
-        let lookup = pool_lookup::resolve_for(&self.client, &request.pool, request.filter.count());
+        let lookup =
+            pool_lookup::resolve_for(&self.client, &request.pool, request.filter.count(), &self.history);
         let resolved = timeout(SYNC_MAX, lookup).await;
         let no_answer = |_| Err(Unusable::Unknown("the API server does not answer".to_owned()));
         match (resolved.unwrap_or_else(no_answer), &prefetched.pool) {
@@ -709,7 +723,7 @@ async fn return_unused(
     now: u64,
 ) -> Result<(), RegistryError> {
     for (_, ready) in prefetched.ready.extract_if(.., |(since, _)| since.elapsed() > PREFETCH_MAX) {
-        release_lease(registry, ready.net, &ready.lease_id(), now).await?;
+        release_lease(registry, ready.net, (&ready.holder.node, &ready.lease_id()), now).await?;
     }
     Ok(())
 }

@@ -43,6 +43,8 @@ use node_support::weft_cni::WeftCni;
 
 /// Pause between two rounds.
 const EVERY: Duration = Duration::from_secs(15);
+/// Pause between two rounds after a restore of the cluster.
+const EVERY_SETTLING: Duration = Duration::from_secs(3);
 /// Shortest quarantine that is assumed for a store whose networks are unknown since the agent started.
 const QUARANTINE_MIN: u64 = IDLE;
 
@@ -85,9 +87,11 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
     let own = agent.block_provider.own_blocks();
     own.synced().await;
     let mut imported = agent.block_provider.imported_changes();
+    let mut restorations = agent.block_provider.restorations();
     let mut idle = IdleBlocks { client, store_dir, node, agent, looks: Looks::default() };
     loop {
         imported.mark_unchanged();
+        restorations.mark_unchanged();
         match address_store::all(&idle.store_dir) {
             Ok(stores) => {
                 for (store, _) in stores {
@@ -101,7 +105,12 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
             }
             Err(error) => warn!(%error, "failed to list the address stores"),
         }
-        let _ = timeout(EVERY, imported.changed()).await;
+        // After a restore another node may wait for a lease that this node does not need any more.
+        let every = if idle.agent.block_provider.is_settling() { EVERY_SETTLING } else { EVERY };
+        tokio::select! {
+            _ = timeout(every, imported.changed()) => {}
+            _ = restorations.changed() => own.synced().await,
+        }
     }
 }
 
@@ -125,20 +134,30 @@ impl IdleBlocks {
         if !has_work && has_imported == is_marked {
             return Ok(());
         }
-        let Some(registry) = self.registry(pool).await? else { return Ok(()) };
+        let found = self.find_pool(pool).await?;
+        let registry = found.as_ref().and_then(|pool| self.registry_of(pool));
+        if found.is_some() && registry.is_none() {
+            return Ok(());
+        }
         let blocks =
             self.change(store, ReturnMessage { quarantine, returned: Vec::new(), has_imported }).await?;
         let mut returned = Vec::new();
         for block in blocks.iter().filter(|block| block.state == BlockState::Returning) {
             let BlockInfo { net, lease, released_at, .. } = block;
             let released_at = if *released_at == 0 { now() } else { *released_at };
-            release_lease(&registry, *net, lease, released_at).await?;
+            let registry = self.registry_for(registry.as_ref(), pool, *net);
+            release_lease(&registry, *net, (&self.node, lease), released_at).await?;
             info!(pool, block = %net, "returned block that this node does not need");
             returned.push(lease.clone());
         }
-        let ready = self.agent.block_provider.ready_blocks(&registry, store).await?;
-        for object in unknown(&objects, &blocks).filter(|object| !ready.contains(&object.lease_id())) {
-            release_lease(&registry, object.net, &object.lease_id(), now()).await?;
+        let ready = match &registry {
+            Some(registry) => self.agent.block_provider.ready_blocks(registry, store).await?,
+            None => HashSet::new(),
+        };
+        let Some(stored) = address_store::read(&path)? else { return Ok(()) };
+        for object in unneeded(&objects, &stored).filter(|object| !ready.contains(&object.lease_id())) {
+            let registry = self.registry_for(registry.as_ref(), pool, object.net);
+            release_lease(&registry, object.net, (&self.node, &object.lease_id()), now()).await?;
             info!(pool, block = %object.net, "returned block that no address store contains");
         }
         if !returned.is_empty() {
@@ -186,8 +205,22 @@ impl IdleBlocks {
         changed.map_err(|failure| ReturnError::RunWeftCni { reason: failure.to_string() })
     }
 
-    async fn registry(&self, pool: &str) -> Result<Option<ApiRegistry>, ReturnError> {
-        Ok(self.registry_and_excluded(pool).await?.map(|(registry, _)| registry))
+    /// Returns the registry of a pool, or one for an object of a pool that does not exist.
+    fn registry_for(&self, registry: Option<&ApiRegistry>, pool: &str, net: IpNet) -> ApiRegistry {
+        let requests = &self.agent.metrics.address_requests;
+        registry.cloned().unwrap_or_else(|| ApiRegistry::of_missing_pool(&self.client, pool, net, requests))
+    }
+
+    fn registry_of(&self, pool: &PoolObject) -> Option<ApiRegistry> {
+        ApiRegistry::of(&self.client, pool, &self.agent.metrics.address_requests)
+    }
+
+    async fn find_pool(&self, pool: &str) -> Result<Option<PoolObject>, ReturnError> {
+        let failed = |reason: String| ReturnError::ReadPool { pool: pool.to_owned(), reason };
+        let pools = Api::<PoolObject>::all(self.client.clone());
+        let found = timeout(ASK_MAX, pools.get_opt(pool)).await;
+        let found = found.map_err(|_| failed("the API server does not answer".to_owned()))?;
+        found.map_err(|error| failed(api_error::describe(&error)))
     }
 
     /// Returns the registry of a pool and the addresses that the pool excludes; `None` if it does not exist or is invalid.
@@ -195,15 +228,8 @@ impl IdleBlocks {
         &self,
         pool: &str,
     ) -> Result<Option<(ApiRegistry, Vec<IpNet>)>, ReturnError> {
-        let failed = |reason: String| ReturnError::ReadPool { pool: pool.to_owned(), reason };
-        let pools = Api::<PoolObject>::all(self.client.clone());
-        let found = timeout(ASK_MAX, pools.get_opt(pool)).await;
-        let found = found.map_err(|_| failed("the API server does not answer".to_owned()))?;
-        let found = found.map_err(|error| failed(api_error::describe(&error)))?;
-        Ok(found.and_then(|pool| {
-            let registry = ApiRegistry::of(&self.client, &pool, &self.agent.metrics.address_requests)?;
-            Some((registry, pool.exclude().ok()?))
-        }))
+        let found = self.find_pool(pool).await?;
+        Ok(found.and_then(|pool| Some((self.registry_of(&pool)?, pool.exclude().ok()?))))
     }
 }
 
@@ -220,14 +246,16 @@ fn has_work(mut addresses: AddressStore, objects: &[OwnedBlock], clock: Clock) -
     }
     let stored: Vec<BlockInfo> = addresses.lease_request(ipam::AllocationKind::Nothing).blocks;
     stored.iter().any(|block| block.state == BlockState::Returning)
-        || unknown(objects, &stored).next().is_some()
+        || unneeded(objects, &addresses).next().is_some()
         || !addresses.return_idle_blocks(clock, IDLE).is_empty()
 }
 
-/// Leases of a store that it does not contain.
-fn unknown<'a>(objects: &'a [OwnedBlock], blocks: &[BlockInfo]) -> impl Iterator<Item = &'a IpBlock> {
-    let known: HashSet<String> = blocks.iter().map(|block| block.lease.clone()).collect();
-    objects.iter().map(|owned| &owned.object).filter(move |object| !known.contains(&object.lease_id()))
+/// Leases of a store that it does not contain, without those that keep its held addresses from other nodes.
+fn unneeded<'a>(objects: &'a [OwnedBlock], addresses: &AddressStore) -> impl Iterator<Item = &'a IpBlock> {
+    let known: HashSet<String> = addresses.blocks().map(|block| block.lease).collect();
+    let unknown =
+        objects.iter().map(|owned| &owned.object).filter(|object| !known.contains(&object.lease_id()));
+    unknown.filter(|object| !addresses.needs_object(object)).collect::<Vec<_>>().into_iter()
 }
 
 #[cfg(test)]

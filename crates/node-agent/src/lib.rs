@@ -252,6 +252,9 @@ fn follow_addresses(
     background.begin("block leases", block_leases::follow(client, node, stores, own));
     let (client, node, stores, own) = all();
     background.begin("return of idle blocks", idle_blocks::follow(client, node, stores, own));
+    let (client, _, _, provider) = all();
+    let history = async move { provider.block_provider.follow_history(client).await };
+    background.begin("version of the cluster", history);
     let agent = Arc::clone(agent);
     background.begin("detection of address stores", async move { agent.block_provider.detect_use().await });
 }

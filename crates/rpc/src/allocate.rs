@@ -112,6 +112,11 @@ impl Operation {
         matches!(self, Operation::Allocate(kind) if kind != AllocationKind::Nothing)
     }
 
+    /// Whether the operation may lease something that the store does not have.
+    pub fn leases(self) -> bool {
+        self.needs_address() || self == Operation::Prefetch
+    }
+
     /// Whether a later call repeats the operation, so that no client waits long for it.
     pub fn is_best_effort(self) -> bool {
         !self.needs_address() && !matches!(self, Operation::CheckCapacity | Operation::FindImported)

@@ -27,6 +27,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::ipam::gone_nodes::GoneNodes;
+use crate::ipam::pool_deletion;
 use crate::ipam::round_error::RoundError;
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
@@ -155,6 +156,8 @@ impl IpamReconciler {
             self.record_single_addresses(&snapshot, pool).await;
         }
         self.restore_finalizers(&snapshot).await;
+        pool_deletion::protect_pools(&self.client, &snapshot).await;
+        pool_deletion::complete_deletions(&self.client, &snapshot, &self.requests).await;
         round.reclaimed = self.gone_nodes.reclaim(&snapshot).await?;
         round.ended = self.end_claims(&snapshot).await?;
         self.label_imported(&snapshot).await;

@@ -3,6 +3,9 @@
 //! - Of two pools the one whose layout was fixed first wins. Of two pending ones, the one with the smaller name.
 //! - A pool whose range is being changed has the addresses of its fixed layout and those of its spec.
 //! - A pool has no addresses that it excludes, unless it leased them before.
+//! - Objects in use whose pool does not exist are a conflict in every address space that they may be of.
+
+use std::net::IpAddr;
 
 use ipam::IpBlock;
 use ipam::pool_layout::{address_count, nth};
@@ -12,6 +15,7 @@ use kube::api::{DeleteParams, ListParams, Preconditions};
 
 use super::{Lookup, Origin, Unusable, name, range};
 use crate::ip_objects::{BlockObject, LayoutState, PoolObject, beside};
+use kube_support::custom_resources::IPPoolSpec;
 
 /// Another pool that has addresses of this one.
 pub(super) struct Rival {
@@ -26,6 +30,8 @@ pub(super) enum Conflict {
     Final,
     /// The other pool excludes the addresses by now, and still leases some of them.
     Leased(LeasedAddresses),
+    /// The other pool does not exist any more, and some of its addresses are in use.
+    Orphaned(LeasedAddresses),
     /// The layout of the other pool is being fixed concurrently; it withdraws when it sees this pool.
     Temporary,
 }
@@ -55,6 +61,9 @@ impl Lookup<'_> {
         let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
         let unused = pool.exclude().unwrap_or_default();
         let mut waits = None;
+        if is_new && let Some(orphan) = self.orphan(pool, &others, own).await? {
+            return Ok(Some(orphan));
+        }
         for other in others {
             if name(&other) == name(pool) || other.spec.network_name != pool.spec.network_name {
                 continue;
@@ -73,6 +82,41 @@ impl Lookup<'_> {
             }
         }
         Ok(waits)
+    }
+
+    /// Returns a conflict with an object in use whose pool does not exist.
+    async fn orphan(
+        &self,
+        pool: &PoolObject,
+        existing: &[PoolObject],
+        own: IpNet,
+    ) -> Result<Option<Rival>, Unusable> {
+        let excluded = pool.exclude().unwrap_or_default();
+        let is_orphan = |block: &BlockObject| {
+            let other = &block.spec.pool;
+            let is_of_space = space_of(other).is_none_or(|space| space == pool.spec.network_name);
+            *other != name(pool) && is_of_space && !existing.iter().any(|pool| name(pool) == *other)
+        };
+        let is_disputed = |block: &BlockObject| match block.object() {
+            Some(object) => is_disputed(&object, own, &excluded),
+            // An invalid object may have any of its addresses in use.
+            None => block.spec.range.parse().is_ok_and(|net: IpNet| common(net, own).is_some()),
+        };
+        let all = self.blocks(&ListParams::default()).await?;
+        let Some(block) = all.into_iter().find(|block| is_orphan(block) && is_disputed(block)) else {
+            return Ok(None);
+        };
+        let BlockObject { spec, .. } = block;
+        let net = spec.range.parse().unwrap_or(own);
+        let mut other = PoolObject {
+            types: None,
+            spec: IPPoolSpec::default(),
+            status: None,
+            metadata: ObjectMeta::default(),
+        };
+        (other.metadata.name, other.spec.range) = (Some(spec.pool), spec.range);
+        let conflict = Conflict::Orphaned(LeasedAddresses { net, node: spec.node });
+        Ok(Some(Rival { pool: other, conflict }))
     }
 
     /// Returns the conflict with a part of another pool that overlaps in `common`.
@@ -133,11 +177,13 @@ impl Lookup<'_> {
         let why = overlap(&pool, rival);
         // If this fails the pool stays pending, and the next lookup continues.
         if origin == Origin::Created {
+            // Nothing was leased from it.
+            let pool = self.replace(&pool.unused()).await.unwrap_or(pool);
             let ObjectMeta { uid, resource_version, .. } = pool.metadata;
             let preconditions = Some(Preconditions { uid, resource_version });
             let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
             let _ = self.pools.delete(&own, &parameters).await;
-            if matches!(rival.conflict, Conflict::Leased(_)) {
+            if matches!(rival.conflict, Conflict::Leased(_) | Conflict::Orphaned(_)) {
                 return why;
             }
             return format!(
@@ -169,6 +215,14 @@ pub(super) fn overlap(pool: &PoolObject, rival: &Rival) -> String {
                  addresses of it, and try again when it is returned"
             )
         }
+        Conflict::Orphaned(LeasedAddresses { net, node }) => {
+            let holder =
+                if node.is_empty() { "a claim keeps".to_owned() } else { format!("node {node} leases") };
+            format!(
+                "pool {own}: spec.range: {range}: overlaps {net}, which {holder}, of pool {other}, which does not exist any more: \
+                 create pool {other} again with its range, or delete the pods with addresses of it"
+            )
+        }
         Conflict::Final | Conflict::Temporary => format!(
             "pool {own}: spec.range: {range}: overlaps pool {other} ({other_range}): use that pool, add its addresses to \
              spec.exclude, or give one of them another networkName"
@@ -186,6 +240,21 @@ fn parts(pool: &PoolObject) -> Vec<(IpNet, LayoutState)> {
         state => spec.map(|range| (range, state)),
     };
     of_spec.into_iter().chain(recorded.map(|range| (range, LayoutState::Fixed))).collect()
+}
+
+/// Returns the address space of a pool that is named after its range: `[SPACE-]10.1.0.0-16`; `None` for any other name.
+fn space_of(pool: &str) -> Option<&str> {
+    let (rest, length) = pool.rsplit_once('-')?;
+    let starts = std::iter::once(0).chain(rest.match_indices('-').map(|(at, _)| at + 1));
+    for start in starts {
+        let address = rest[start..].replace('-', ":");
+        if let Ok(address) = address.parse::<IpAddr>()
+            && IpNet::new(address, length.parse().ok()?).is_ok()
+        {
+            return Some(rest[..start].trim_end_matches('-'));
+        }
+    }
+    None
 }
 
 /// Returns the addresses that two ranges have in common.

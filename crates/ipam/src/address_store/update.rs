@@ -2,11 +2,13 @@
 //!
 //! The order of the edits keeps the file valid after every one of them; see `docs/design/ipam.md#order-of-edits`.
 
+use ipnet::IpNet;
+
 use super::format::{
-    BOOT, DRAINING, GROUP_COUNT, HEAD, LEASE, PAGE_HINTS, fits, head_of, head_offset, hint_offset,
-    marked_slot_bytes, put_text, slot_bytes, slot_offset, slots_of,
+    BOOT, DRAINING, GROUP_COUNT, HEAD, LEASE, PAGE_HINTS, PAGE_SLOTS, SLOT, fits, head_of, head_offset,
+    hint_offset, marked_slot_bytes, put_text, slot_bytes, slot_offset, slots_of,
 };
-use super::hints::{self, Hint};
+use super::hints::{self, HINT, Hint};
 use super::{AddressStore, Block, Edit, OwnerTag, PAGES_MAX, Slot, SlotId, WriteOrder};
 use crate::block_lease::{BlockLease, BlockState};
 
@@ -67,9 +69,28 @@ impl AddressStore {
         if let Some(known) = known {
             return vec![self.set_state(known.page, BlockState::Active)];
         }
+        self.add_page(lease.net, &head_of(lease, now), &slots_of(lease), &[0; PAGE_HINTS])
+    }
+
+    /// Adds a single address that an owner holds, under a lease that must be confirmed; no edit if the store is full.
+    pub(crate) fn add_held_address(&mut self, lease: &BlockLease, now: u64, owner: OwnerTag) -> Vec<Edit> {
+        let (mut head, mut slots, mut hints) = (head_of(lease, now), slots_of(lease), [0; PAGE_HINTS]);
+        head[0] = BlockState::Unconfirmed as u8;
+        slots[..SLOT].copy_from_slice(&slot_bytes(Slot::Held { since: now, owner }));
+        hints[..HINT].copy_from_slice(&hints::of(owner));
+        self.add_page(lease.net, &head, &slots, &hints)
+    }
+
+    fn add_page(
+        &mut self,
+        net: IpNet,
+        head: &[u8; HEAD],
+        slots: &[u8; PAGE_SLOTS],
+        hints: &[u8; PAGE_HINTS],
+    ) -> Vec<Edit> {
         let unused = (0..self.pages()).find(|page| self.head(*page).is_some_and(|head| head[0] == 0));
         let page = unused.unwrap_or(self.pages());
-        if page >= PAGES_MAX || !fits(lease.net) {
+        if page >= PAGES_MAX || !fits(net) {
             return Vec::new();
         }
         let mut edits = Vec::new();
@@ -84,13 +105,10 @@ impl AddressStore {
             // If only the count reached the disk, the file would look truncated.
             edits.push(Edit { order: WriteOrder::AfterSync, ..self.edit(GROUP_COUNT.start, &count) });
         }
-        edits.push(self.edit(slot_offset(SlotId { page, slot: 0 }), &slots_of(lease)));
-        edits.push(self.edit(hint_offset(SlotId { page, slot: 0 }), &[0; PAGE_HINTS]));
+        edits.push(self.edit(slot_offset(SlotId { page, slot: 0 }), slots));
+        edits.push(self.edit(hint_offset(SlotId { page, slot: 0 }), hints));
         // If only the head reached the disk, reserved addresses would be free, or slots of the earlier block valid.
-        edits.push(Edit {
-            order: WriteOrder::AfterSync,
-            ..self.edit(head_offset(page), &head_of(lease, now))
-        });
+        edits.push(Edit { order: WriteOrder::AfterSync, ..self.edit(head_offset(page), head) });
         edits
     }
 

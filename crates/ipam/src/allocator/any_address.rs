@@ -27,7 +27,10 @@ impl<R: Registry> BlockAllocator<'_, R> {
     ) -> Result<BlockLease, AllocationError> {
         if !self.holder.claim.is_empty() {
             let kept = self.registry.list_of_claim(&self.holder.claim).await?;
-            if let Some(object) = kept.into_iter().find(|object| self.filter.admits(object.net.addr())) {
+            let kept = kept.into_iter().filter(|object| self.filter.admits(object.net.addr()));
+            // Of several addresses, the one that the last pod of the claim has or had.
+            let last = |object: &IpBlock| (!object.holder.node.is_empty(), object.holder.released_at);
+            if let Some(object) = kept.max_by_key(last) {
                 let object = self.take_over(object, self.clock, context).await?;
                 return self.resolve_block_conflict(object, BlockConflict::RequestTransfer).await;
             }

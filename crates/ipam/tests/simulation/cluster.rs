@@ -7,6 +7,7 @@ mod check;
 mod events;
 mod liveness;
 mod lost_leases;
+mod lost_state;
 mod manual_deletion;
 mod node;
 mod recovery;
@@ -23,6 +24,7 @@ use ipam::{AddressFilter, AllocationError, Clock, PoolLayout, Range};
 use ipnet::IpNet;
 
 use self::call::{Call, Verb};
+use self::lost_state::Backup;
 use self::node::Node;
 use super::api_server::{Api, Random, Task};
 
@@ -52,6 +54,8 @@ pub(crate) struct Shape {
     pub(crate) changes: bool,
     /// Whether reserved addresses are restored.
     pub(crate) restores: bool,
+    /// Whether address stores are removed and the database is restored to an earlier state.
+    pub(crate) losses: bool,
 }
 
 /// Interface of a pod.
@@ -95,6 +99,10 @@ pub(crate) struct Counts {
     pub(crate) imported: u64,
     /// Reserved addresses that became free in their block again.
     pub(crate) restored: u64,
+    /// Address stores that were removed under their pods.
+    pub(crate) stores_removed: u64,
+    /// Backups of the database that were restored.
+    pub(crate) backups: u64,
 }
 
 /// Simulated cluster.
@@ -123,6 +131,7 @@ pub(crate) struct Cluster {
     /// Change of the pool's layout, and import of an address.
     operator: Option<Task<()>>,
     last_refusal: Option<AllocationError>,
+    backup: Option<Backup>,
     next: u64,
     pub(crate) steps: u64,
     pub(crate) counts: Counts,
@@ -149,6 +158,8 @@ impl Add for Counts {
             enlarged: self.enlarged + other.enlarged,
             imported: self.imported + other.imported,
             restored: self.restored + other.restored,
+            stores_removed: self.stores_removed + other.stores_removed,
+            backups: self.backups + other.backups,
         }
     }
 }
@@ -221,6 +232,7 @@ impl Cluster {
             present: if shape.changes { 1 } else { shape.nodes },
             operator: None,
             last_refusal: None,
+            backup: None,
             next: 0,
             steps: 0,
             counts: Counts::default(),

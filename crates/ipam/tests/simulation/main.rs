@@ -54,6 +54,7 @@ const PLAIN: Shape = Shape {
     deleted: false,
     changes: false,
     restores: false,
+    losses: false,
 };
 
 fn seeds() -> std::ops::Range<u64> {
@@ -99,6 +100,8 @@ fn run(shape: Shape) {
     assert!(!has_blocks || all.drained > 0, "no block was drained");
     assert!(!shape.changes || all.enlarged > 0 && all.filled > 0, "no range was enlarged");
     assert!(!shape.restores || all.restored > 0, "no reserved address was restored");
+    assert!(!shape.losses || all.backups > 0, "no backup was restored");
+    assert!(!shape.losses || all.stores_removed > 0, "no address store was removed");
     assert!(!shape.changes || !has_claims || all.imported > 0, "no imported address was allocated");
 }
 
@@ -169,6 +172,17 @@ fn simulation_of_restored_addresses() {
     run(Shape { subnet: "10.0.0.0/26", bits: 3, nodes: 6, ..shape });
     run(Shape { subnet: "10.0.0.0/26", bits: 2, claims: 6, deleted: true, ..shape });
     run(Shape { subnet: "10.0.0.32/28", bits: 2, claims: 6, nodes: 6, changes: true, ..shape });
+}
+
+/// Address stores are removed under their pods, and the database of the API server is restored to an earlier state.
+#[test]
+fn simulation_of_removed_stores_and_a_restored_database() {
+    let shape = Shape { losses: true, ..PLAIN };
+    for (subnet, bits, claims) in
+        [("10.0.0.0/28", 0, 0), ("fd00::/124", 0, 4), ("10.0.0.0/26", 3, 0), ("fd00::/122", 2, 6)]
+    {
+        run(Shape { subnet, bits, claims, ..shape });
+    }
 }
 
 /// A virtual machine that is migrated has two pods; either may be the last one with its address.

@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
+
+use tokio::sync::watch::{Receiver, Sender};
 
 use super::Cache;
 
@@ -14,6 +16,8 @@ use super::Cache;
 pub const STALE: Duration = Duration::from_secs(120);
 
 static FOLLOWED: Mutex<Vec<Weak<dyn FollowedCache>>> = Mutex::new(Vec::new());
+/// Number of times that all caches had to be listed again.
+static RESTARTS: LazyLock<Sender<u64>> = LazyLock::new(|| Sender::new(0));
 
 /// Cache for any kind.
 pub(super) trait FollowedCache: Send + Sync {
@@ -43,6 +47,17 @@ pub(super) fn register<T: PartialEq + Send + Sync + 'static>(cache: &Arc<Cache<T
     let mut followed = FOLLOWED.lock().unwrap_or_else(PoisonError::into_inner);
     followed.retain(|cache| cache.strong_count() > 0);
     followed.push(cache);
+}
+
+/// Lists every cache in this process again, for example after a restore of the API server's database: until the new list
+/// is complete, the old one is served.
+pub fn list_again() {
+    RESTARTS.send_modify(|count| *count += 1);
+}
+
+/// Returns a receiver that is notified when the caches must be listed again.
+pub(super) fn restarts() -> Receiver<u64> {
+    RESTARTS.subscribe()
 }
 
 /// Returns each kind's state, sorted by name.

@@ -11,6 +11,7 @@
 
 use ipam::address_store::is_valid_name;
 use ipam::release_lease;
+use ipnet::IpNet;
 use kube::Api;
 use tokio::time::timeout;
 use tracing::info;
@@ -32,7 +33,7 @@ impl Leases {
         if !is_valid_name(name) {
             return Ok(Outcome::Done);
         }
-        let Some(registry) = self.registry(pool).await? else { return Ok(Outcome::Pending) };
+        let Some(registry) = self.registry(pool, object.net).await? else { return Ok(Outcome::Pending) };
         if self.agent.block_provider.return_prefetched(&registry, object).await? {
             return Ok(Outcome::Done);
         }
@@ -45,17 +46,20 @@ impl Leases {
         if !address_store::read(&path)?.is_some_and(|store| store.is_unconfirmed_and_unused(&lease)) {
             return Ok(Outcome::Pending);
         }
-        release_lease(&registry, object.net, &lease, now()).await?;
+        release_lease(&registry, object.net, (&self.node, &lease), now()).await?;
         info!(pool, block = %object.net, "returned deleted block because no address in it is held");
         Ok(Outcome::Done)
     }
 
-    async fn registry(&self, pool: &str) -> Result<Option<ApiRegistry>, LeaseError> {
+    async fn registry(&self, pool: &str, net: IpNet) -> Result<Option<ApiRegistry>, LeaseError> {
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(ASK_MAX, pools.get_opt(pool)).await;
         let found = found.map_err(|_| LeaseError::NoAnswer)?;
         let found = found.map_err(|error| LeaseError::request(format!("pool {pool}"), &error))?;
         let requests = &self.agent.metrics.address_requests;
-        Ok(found.and_then(|pool| ApiRegistry::of(&self.client, &pool, requests)))
+        Ok(match found {
+            Some(pool) => ApiRegistry::of(&self.client, &pool, requests),
+            None => Some(ApiRegistry::of_missing_pool(&self.client, pool, net, requests)),
+        })
     }
 }

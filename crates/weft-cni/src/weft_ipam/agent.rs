@@ -101,12 +101,15 @@ pub(super) fn allocate_locally(pool: &Pool, addresses: &AddressStore, kind: Allo
         AllocationKind::Address(ip) => layout.block_of(ip),
         _ => pool.filter.blocks(&layout, 0).find(|net| !has(*net)),
     };
-    let confirmed = addresses.blocks().filter(|block| block.state == BlockState::Unconfirmed);
-    let confirmed: Vec<_> = confirmed.map(|block| (block.lease.clone(), block.lease)).collect();
+    let unconfirmed = addresses.blocks().filter(|block| block.state == BlockState::Unconfirmed);
+    // A regained address stays unconfirmed until a block takes it over, or is lost when nothing holds it.
+    let (regained, unconfirmed): (Vec<_>, Vec<_>) = unconfirmed.partition(|block| block.single_owner);
+    let confirmed: Vec<_> = unconfirmed.into_iter().map(|block| (block.lease.clone(), block.lease)).collect();
+    let lost = regained.into_iter().map(|block| block.lease).collect();
     let leases = wanted.filter(|net| confirmed.is_empty() && !has(*net)).into_iter();
     let lease =
         |net: IpNet| BlockLease { net, id: net.to_string(), single_owner: false, reserved: Vec::new() };
-    LeaseResponse { leases: leases.map(lease).collect(), confirmed, ..LeaseResponse::default() }
+    LeaseResponse { leases: leases.map(lease).collect(), confirmed, lost, ..LeaseResponse::default() }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use rpc::allocate::{AllocateRequest, AllocateResponse, ClaimedAddress, Operation
 
 use super::overlap::{lock_all, overlapping_stores};
 use super::store::{OpenError, Owner, Store, now, owner_tag, spread, window};
-use super::{agent, imported, lost_store};
+use super::{agent, earlier_sandbox, imported};
 use plugin_config::weft_ipam::{Pool, Set, Settings, Source};
 
 /// Number of free addresses below which the agent is notified to prefetch a block; for small blocks a quarter of the block.
@@ -157,7 +157,7 @@ fn attempt(
         return allocate_from(settings, &rest, kind, who, store).map(Some);
     }
     let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
-    Store::create(&settings.directory, &pool.name, move |mut store| {
+    Store::create(&settings.directory, &pool.name, settings.source, move |mut store| {
         if !overlapping_stores(&own, &from).is_empty() {
             return Ok(None);
         }
@@ -292,21 +292,32 @@ fn from_store(
         }
         Allocation::Refused(why) => {
             let AllocationError::HeldOnThisNode(ip) = why else { return Err(refused(&why)) };
+            if let Some(slot) = earlier_sandbox::slot(store, pool, &who.owner, Some(ip)) {
+                return take(store, clock, who, slot);
+            }
             let owner = holder(store, ip).map(|owner| refused(&format!("{owner} holds it")));
             return Err(owner.unwrap_or_else(|| refused(&why)));
         }
         Allocation::NeedsLease(AllocationKind::Any, Some(AllocationError::Quarantined(_)))
             if let Some(slot) = released_by(store, clock, pool, &who.owner) =>
         {
-            let edits = store.addresses.hold(slot, clock.now, who.tag);
-            // The next step finds the address of the owner.
-            return record(store, who, slot, &edits).map(|()| Step::Again);
+            return take(store, clock, who, slot);
+        }
+        // The claim keeps the address for each sandbox of the pod.
+        Allocation::NeedsLease(AllocationKind::ForClaim(_), _)
+            if let Some(slot) = earlier_sandbox::slot(store, pool, &who.owner, None) =>
+        {
+            return take(store, clock, who, slot);
         }
         Allocation::NeedsLease(wanted, why) => {
             if let Some(why) = progress.refusal.take() {
                 // Before a refusal, the address that waits longest is allocated.
                 if progress.quarantine == 0 || !is_any(kind) {
-                    return Err(refused(&why));
+                    return match earlier_sandbox::slot(store, pool, &who.owner, None).filter(|_| is_any(kind))
+                    {
+                        Some(slot) => take(store, clock, who, slot),
+                        None => Err(refused(&why)),
+                    };
                 }
                 progress.quarantine = 0;
                 return Ok(Step::Again);
@@ -322,6 +333,12 @@ fn from_store(
 
 fn no_address() -> String {
     "no address is free".to_owned()
+}
+
+/// Gives an address of the store to this owner. The next step finds it.
+fn take(store: &mut Store, clock: Clock, who: &Claimant, slot: SlotId) -> Result<Step, Error> {
+    let edits = store.addresses.hold(slot, clock.now, who.tag);
+    record(store, who, slot, &edits).map(|()| Step::Again)
 }
 
 /// Records the owner of a slot, then that it is held.
@@ -359,13 +376,20 @@ fn refusal(pool: &Pool, kind: AllocationKind, why: &dyn fmt::Display) -> Error {
 
 /// Applies a response to the store. A claimed address in it is held as soon as it is written.
 fn apply(store: &mut Store, clock: Clock, who: &Claimant, lease: &LeaseResponse) -> Result<(), Error> {
+    let regained: Vec<_> = store.addresses.regained().collect();
+    let regained: Vec<_> = regained.into_iter().map(|(slot, tag)| (slot, tag, store.owner(slot))).collect();
     let edits = store.addresses.apply_response(clock, who.tag, lease);
+    // A new block takes over the regained addresses in it.
+    for (before, tag, owner) in regained {
+        for slot in store.addresses.held_by(tag).filter(|slot| *slot != before) {
+            store.record_owner(slot, &owner)?;
+        }
+    }
     if let Some(slot) = store.addresses.held_by(who.tag).next() {
         who.allocated.store(true, Relaxed);
         store.record_owner(slot, &who.owner)?;
     }
-    store.write(&edits)?;
-    lost_store::restore(store, &lease.leases)
+    store.write(&edits)
 }
 
 /// Returns the number of free addresses below which a block is prefetched.

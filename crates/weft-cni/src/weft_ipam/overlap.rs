@@ -68,7 +68,7 @@ pub(super) fn lock_all(
     names.sort();
     for name in names {
         if *name == pool.name {
-            own = Some(Store::create(directory, name, Ok)?);
+            own = Some(Store::create(directory, name, Source::File, Ok)?);
             continue;
         }
         match Store::find(directory, name) {

@@ -214,6 +214,11 @@ pub(super) fn release_slots(
     let edits = store.addresses.release_slots(clock, stale);
     store.write(&edits)?;
     if settings.source == Source::File {
+        // A regained address that no block has taken over yet.
+        let released = store.addresses.blocks().filter(|block| block.state == BlockState::Returning);
+        let released: Vec<usize> = released.map(|block| block.page).collect();
+        let edits: Vec<_> = released.into_iter().map(|page| store.addresses.remove_block(page)).collect();
+        store.write(&edits)?;
         return store.settle().map(|()| None);
     }
     // GC returns the last block, too: the network may have no pod any more.

@@ -5,7 +5,7 @@
 //!     ledger                0600  see [`ipam::address_store`]; an operation holds its flock(2)
 //!     owners                0600  owner of each address, for people and GC: a record for each slot
 //!     synced                0600  progress of disk synchronization: see [`super::sync_rounds`]
-//!     regained              0600  addresses of living sandboxes when it was created: see [`super::living_addresses`]
+//!     regained              0600  addresses of living sandboxes, until they are held in a new store: see [`living_addresses`]
 //!     released              0600  releases while the store was unreadable: see [`super::deferred_releases`]
 //! ```
 //!
@@ -14,6 +14,8 @@
 //!   grows or receives a block is synchronized in between ([`WriteOrder`]).
 //! - Of a large store only the pages that are read are kept in memory. If a page cannot be read, nothing is written.
 //! - A file that is not a valid store is never written to. Neither is an empty one if owners are recorded.
+
+mod living_addresses;
 
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -28,12 +30,12 @@ use ipam::address_store::{Edit, OwnerTag, SLOTS, Slot, SlotId, StoreFile, WriteO
 use ipam::{AddressStore, Clock};
 use linux::boot_id;
 use linux::error::leads_nowhere;
-use plugin_config::weft_ipam::{Pool, QUARANTINE, Settings};
+use plugin_config::weft_ipam::{Pool, QUARANTINE, Settings, Source};
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
 use super::owners::{OWNERS, RECORD};
-use super::{deferred_releases, living_addresses, sync_rounds};
+use super::{deferred_releases, sync_rounds};
 
 /// Name of the store's file.
 const STORE_FILE: &str = "ledger";
@@ -147,6 +149,7 @@ impl Store {
     pub fn create<T: Send + 'static>(
         directory: &Path,
         pool: &str,
+        source: Source,
         work: impl FnOnce(Store) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let directory = directory.join(pool);
@@ -156,6 +159,8 @@ impl Store {
                 made.map_err(|cause| {
                     Error::io(format_args!("create directory {}", directory.display()), cause)
                 })?;
+                living_addresses::prepare(&directory, source)
+                    .map_err(|cause| failed(&directory, "write", &cause))?;
                 Files::open(&directory, true)
             }
             opened => opened,
@@ -199,11 +204,11 @@ impl Store {
         let is_empty = length == 0;
         if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
             let addresses = AddressStore::new(current);
-            living_addresses::prepare(directory)
-                .map_err(|cause| OpenError::Other(failed(directory, "write", &cause)))?;
             begin(&file, directory, &addresses)
                 .map_err(|cause| OpenError::Other(failed(&path, "write", &cause)))?;
-            return Ok(Store { path, file, owners, addresses, window: String::new() });
+            let mut store = Store { path, file, owners, addresses, window: String::new() };
+            living_addresses::hold(&mut store).map_err(OpenError::Other)?;
+            return Ok(store);
         }
         let read = match is_empty {
             true => Err("empty, though addresses were allocated from it".to_owned()),
@@ -249,12 +254,13 @@ impl Store {
         }
     }
 
-    /// Applies events that the store does not contain yet: a new boot, and deferred releases.
+    /// Applies events that the store does not contain yet: a new boot, regained addresses, and deferred releases.
     fn catch_up(&mut self, directory: &Path, boot: &str) -> Result<(), Error> {
         if self.addresses.boot_id() != boot {
             let edits = self.addresses.begin_boot(boot, now());
             self.write(&edits)?;
         }
+        living_addresses::hold(self)?;
         let failed = |cause: io::Error| failed(directory, "read the deferred releases in", &cause);
         let released = deferred_releases::recall(directory).map_err(failed)?;
         if released.is_empty() {
@@ -268,8 +274,13 @@ impl Store {
         self.file.sync_data().and_then(|()| deferred_releases::forget(directory)).map_err(failed)
     }
 
+    /// Waits until all changes are on the disk. The lock is kept.
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
     /// Returns the path of another file of the store.
-    pub(super) fn sibling(&self, name: &str) -> PathBuf {
+    fn sibling(&self, name: &str) -> PathBuf {
         self.path.with_file_name(name)
     }
 
@@ -456,7 +467,7 @@ mod tests {
     #[test]
     fn drained_block_has_the_longest_quarantine_of_its_networks() {
         let directory = std::env::temp_dir().join(format!("weft-drained-{}", std::process::id()));
-        let mut store = Store::create(&directory, "pool", Ok).unwrap();
+        let mut store = Store::create(&directory, "pool", Source::File, Ok).unwrap();
         let clock = Clock { now: 1000, quarantine: 0 };
         let net = "10.0.0.0/28".parse().unwrap();
         let lease = BlockLease { net, id: "a".to_owned(), single_owner: false, reserved: Vec::new() };

@@ -37,6 +37,9 @@ impl Cluster {
             104..150 if self.shape.late => self.lose_object(node),
             150..170 if deletes => self.delete_any_object(),
             170..190 if deletes => self.return_deleted_blocks(node),
+            190..230 if self.shape.losses => self.remove_store(node),
+            230..240 if self.shape.losses => self.back_up(),
+            240..320 if self.shape.losses => self.restore_backup(),
             _ => {}
         }
     }

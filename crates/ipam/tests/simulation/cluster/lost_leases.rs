@@ -114,7 +114,7 @@ impl Cluster {
 
     /// Leases a block again, as the agent does. The owner of a single address and its claim are recorded beside the
     /// store.
-    fn lease_again(&mut self, index: usize, store: &AddressStore, unconfirmed: &Block) {
+    pub(super) fn lease_again(&mut self, index: usize, store: &AddressStore, unconfirmed: &Block) {
         let node = &self.nodes[index];
         let held = store.slots_of(unconfirmed).next().filter(|_| unconfirmed.single_owner);
         let is_owner = |pod: &&Owner| matches!(held, Some(Slot::Held { owner, .. }) if owner == pod.tag());

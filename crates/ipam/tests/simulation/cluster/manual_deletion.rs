@@ -41,7 +41,7 @@ impl Cluster {
             if store.is_unconfirmed_and_unused(&lease) {
                 let api = self.nodes[index].api.clone();
                 // A failed attempt is repeated later.
-                let released = release_lease(&api, object.net, &lease, self.now);
+                let released = release_lease(&api, object.net, (&object.holder.node, &lease), self.now);
                 self.counts.returned += u64::from(block_on(released).is_ok());
             }
         }
