@@ -103,16 +103,27 @@ async fn create_or_take<R: Registry>(
         (&object.holder.node, &object.holder.store) == (&holder.node, &holder.store) && object.is_among(seen)
     };
     // The object of a single address outlives its lease.
-    let is_available =
-        |object: &IpBlock| object.is_single_address() && (object.holder.node.is_empty() || is_own(object));
+    let is_available = |object: &IpBlock| {
+        let is_free = object.holder.node.is_empty() || is_own(object) || names_earlier_owner(object, holder);
+        object.is_single_address() && is_free
+    };
     let Some(object) = registry.read(net).await?.filter(is_available) else { return Ok(None) };
     let Holder { owner, claim, generation, .. } = object.holder.clone();
-    let owner = if owner.is_empty() { holder.owner.clone() } else { owner };
+    let is_earlier = owner.is_empty() || names_earlier_owner(&object, holder);
+    let owner = if is_earlier { holder.owner.clone() } else { owner };
     let holder = Holder { owner, claim, generation: generation + 1, ..holder.clone() };
     match registry.replace(&IpBlock { holder, ..object }).await {
         Err(RegistryError::Conflict) => Ok(None),
         other => other.map(Some),
     }
+}
+
+/// Whether a single address of this holder's store names another owner than the one that holds it: after a restore of the
+/// cluster's database. An owner that is deleted would let a pod of the same claim take the address.
+pub fn names_earlier_owner(object: &IpBlock, holder: &Holder) -> bool {
+    let Holder { node, store, owner, .. } = &object.holder;
+    let is_own = (node, store) == (&holder.node, &holder.store);
+    object.is_single_address() && is_own && !holder.owner.is_empty() && *owner != holder.owner
 }
 
 /// Leases an unconfirmed block again in which something is held, without a request of its store; returns whether it was

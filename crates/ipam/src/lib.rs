@@ -46,7 +46,7 @@ pub use allocation_error::AllocationError;
 pub use allocator::{BlockAllocator, RequestContext};
 pub use block_lease::{BlockInfo, BlockLease, BlockState};
 pub use clock::Clock;
-pub use confirm::recreate_lease;
+pub use confirm::{names_earlier_owner, recreate_lease};
 pub use ip_block::{Holder, IpBlock, REQUESTS_MAX, SPANS_MAX, TransferRequest};
 pub use lease_message::{AllocationKind, LeaseRequest, LeaseResponse};
 pub use pool_layout::PoolLayout;

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipam::address_store::Block;
-use ipam::{BlockState, Holder, Registry, RegistryError};
+use ipam::{BlockState, Holder, IpBlock, Registry, RegistryError};
 use ipnet::IpNet;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -285,7 +285,10 @@ impl Leases {
                 BlockState::Active => self.mark_unconfirmed(&written.store, written.lease.clone()).await,
                 _ => Ok(()),
             };
-            if done.is_ok() && !leased.iter().any(|(net, _)| *net == written.lease.0) {
+            let net = written.lease.0;
+            // The object of a single address may name an earlier owner.
+            let is_single = net.prefix_len() == net.max_prefix_len();
+            if done.is_ok() && (is_single || !leased.iter().any(|(leased, _)| *leased == net)) {
                 done = self.lease_again(&written).await.map(|done| {
                     if done != Outcome::Done {
                         outcome = Outcome::Pending;
@@ -322,16 +325,26 @@ impl Leases {
         let Some(block) = written.blocks().find(is_held) else { return Ok(Outcome::Done) };
         let Some(registry) = self.pool_of(missing).await? else { return Ok(Outcome::Done) };
         let failed = |cause| LeaseError::Recreate { net: *net, cause };
-        let known = registry.read(*net).await.map_err(failed)?;
-        if known.is_some_and(|known| !known.holder.node.is_empty()) {
-            return Ok(Outcome::Pending);
-        }
         let mut holder = Holder { node: self.node.clone(), store: store.clone(), ..Holder::default() };
+        let mut owners = Vec::new();
         if block.single_owner {
-            let held = address_store::held(&path, &written)?.into_iter().find(|held| held.ip == net.addr());
-            let Some(Held { owner, .. }) = held else { return Ok(Outcome::Done) };
+            let held = address_store::held(&path, &written)?.into_iter().filter(|held| held.ip == net.addr());
+            let held: Vec<Held> = held.collect();
+            let name =
+                |held: &Held| format!("{}/{}/{}", held.owner.uid, held.owner.container, held.owner.ifname);
+            owners.extend(held.iter().map(name));
+            let Some(Held { owner, .. }) = held.into_iter().next() else { return Ok(Outcome::Done) };
             holder.owner = format!("{}/{}/{}", owner.uid, owner.container, owner.ifname);
             holder.claim = owner.claim;
+        }
+        let known = registry.read(*net).await.map_err(failed)?;
+        let leasing = known.filter(|known| !known.holder.node.is_empty());
+        // Of several pods that share the address, the object names one.
+        let is_current = |known: &IpBlock| owners.contains(&known.holder.owner);
+        let is_kept = |known: &IpBlock| is_current(known) || !ipam::names_earlier_owner(known, &holder);
+        if let Some(known) = leasing.filter(is_kept) {
+            let is_own = (&known.holder.node, &known.holder.store) == (&holder.node, &holder.store);
+            return Ok(if is_own { Outcome::Done } else { Outcome::Pending });
         }
         let leased = ipam::recreate_lease(&registry, registry.grid, *net, &holder, now()).await;
         if leased.map_err(failed)? {

@@ -92,7 +92,9 @@ impl Cluster {
         for block in &lost {
             self.write_unconfirmed(index, &mut store, &block.lease);
         }
-        let is_leased = |block: &Block| leased.iter().any(|object| object.net == block.net);
+        // The object of a single address may name an earlier owner.
+        let is_leased =
+            |block: &Block| !block.single_owner && leased.iter().any(|object| object.net == block.net);
         let held: Vec<Block> = store
             .blocks()
             .filter(|block| store.is_unconfirmed_and_used(block) && !is_leased(block))
