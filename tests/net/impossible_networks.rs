@@ -90,6 +90,7 @@ fn delegate_that_is_weft_cni_under_any_name_is_refused() {
     host.run(["ln", "-s", "weft-cni", "/opt/cni/bin/link"]);
     host.run(["ln", "-s", "weft", "/opt/cni/bin/further"]);
     host.run(["sh", "-c", "cp $(readlink -f /opt/cni/bin/weft-cni) /opt/cni/bin/copy"]);
+    host.run(["ln", "/opt/cni/bin/copy", "/opt/cni/bin/hard"]);
     host.write("/opt/cni/bin/wrapper", "#!/bin/sh\nexec /opt/cni/bin/weft\n");
     host.write("/opt/cni/bin/unnamed", "#!/bin/sh\nexec /opt/cni/bin/weft-cni\n");
     host.run(["chmod", "755", "/opt/cni/bin/wrapper", "/opt/cni/bin/unnamed"]);
@@ -100,6 +101,7 @@ fn delegate_that_is_weft_cni_under_any_name_is_refused() {
         ("link", "no plugin with this name"),
         ("further", "no plugin with this name"),
         ("copy", "no plugin with this name"),
+        ("hard", "no plugin with this name"),
         ("unnamed", "no plugin with this name"),
         ("wrapper", "calls the meta-plugin"),
     ] {
@@ -185,6 +187,50 @@ fn data_directory_that_leads_nowhere_ends_with_del() {
         let leased = json!({ "type": "dhcp", "daemonSocketPath": socket });
         cluster.definition("odd", &network(&[bridge(leased)]));
         assert_ends(&format!("dhcp {socket}"), &host, &cluster, &config, "");
+    }
+}
+
+/// Listens on a socket as a daemon that is not of weft: what it does with each connection.
+const DAEMONS: [(&str, &str); 4] = [
+    ("closes", "pass"),
+    ("answers HTTP", "c.recv(65536); c.send(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')"),
+    ("answers JSON", "c.recv(65536); c.send(b'\\0\\0\\0\\2[]')"),
+    ("answers nothing", "c.recv(65536); c.send(b'\\0\\0\\0\\5ab')"),
+];
+
+#[test]
+fn dhcp_socket_of_another_daemon_ends_with_del() {
+    let host = host!(Feature::Bridge);
+    let (cluster, config) = world(&host);
+    let leased = json!({ "type": "dhcp", "daemonSocketPath": "/run/cni/other.sock" });
+    for (label, answer) in DAEMONS {
+        let script = format!(
+            "import socket, os\ns = socket.socket(socket.AF_UNIX)\ns.bind('/run/cni/other.sock')\ns.listen(9)\n\
+             while True:\n    c, _ = s.accept()\n    {answer}\n    c.close()\n"
+        );
+        let daemon = host.command("/usr/bin/python3").args(["-c", &script]).start();
+        let listens = || host.attempt(["test", "-S", "/run/cni/other.sock"]).code == Some(0);
+        rig::machine::until("the daemon listens", || listens().then_some(()));
+        let plugin = json!({ "type": "bridge", "bridge": "br1", "ipam": leased });
+        cluster.definition("odd", &network(&[plugin]));
+        assert_ends(label, &host, &cluster, &config, "dhcp");
+        // After a killed ADD, too.
+        cluster.definition("odd", &network(&[json!({ "type": "bridge", "bridge": "br1" })]));
+        cluster.pod("web", "odd");
+        let pod = host.pod("web");
+        let weft = cluster.attachment(&pod);
+        weft.add(&config).success();
+        let entry = host.read(entry_path(&pod)).expect("an entry");
+        let plan = entry.lines().next().expect("a plan");
+        let own = r#"\"type\":\"bridge\""#;
+        let (head, rest) = plan.rsplit_once(own).expect("the network");
+        let ipam = r#",\"ipam\":{\"type\":\"dhcp\",\"daemonSocketPath\":\"/run/cni/other.sock\"}"#;
+        host.write(entry_path(&pod), format!("{head}{own}{ipam}{rest}"));
+        rig::gc(&weft, &config, Some(&[])).success();
+        weft.del(&config).success();
+        pod.remove();
+        drop(daemon);
+        host.run(["rm", "-f", "/run/cni/other.sock"]);
     }
 }
 

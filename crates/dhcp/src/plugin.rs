@@ -1,6 +1,7 @@
 //! CNI plugin `dhcp`: sends requests to the lease daemon on this node.
 //!
-//! - DEL succeeds even if the daemon does not run; the lease then expires.
+//! - DEL succeeds even if the daemon does not run; the lease then expires. The same holds if another program listens on
+//!   the socket: no ADD has succeeded there.
 //! - Paths, client identity and results are the same as in the Go plugin, but the protocol between plugin and daemon is
 //!   not.
 //!
@@ -18,6 +19,7 @@ use cni::version::Version;
 use cni::{Context, Error, code};
 use linux::error::leads_nowhere;
 use linux::unix::{Bounded, connect_within};
+use plugin_support::log;
 use rustix::io::Errno;
 
 use crate::owner::Owner;
@@ -33,6 +35,8 @@ pub const NAME: &str = "dhcp";
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Timeout for all other requests.
 const OTHER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout for the question whether weft's daemon listens.
+const PING_TIMEOUT: Duration = Duration::from_secs(2);
 
 // === impl Plugin ===
 
@@ -59,7 +63,7 @@ impl Plugin for Dhcp {
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns: _, call } = request;
         let daemon_request = DaemonRequest::Release { owner: owner(&call.config, who) };
-        without_daemon(send_request(&socket_of(&call.config), &daemon_request))
+        release(&socket_of(&call.config), &daemon_request)
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
@@ -79,10 +83,7 @@ impl Plugin for Dhcp {
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let Some(valid) = request.valid()? else { return Ok(()) };
         let network = request.call.config.name.to_string();
-        without_daemon(send_request(
-            &socket_of(&request.call.config),
-            &DaemonRequest::Keep { network, valid },
-        ))
+        release(&socket_of(&request.call.config), &DaemonRequest::Keep { network, valid })
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
@@ -103,11 +104,21 @@ fn owner(config: &Config, who: &Attachment) -> Owner {
 /// Internal error code for "no daemon listens". It never leaves the plugin; DEL and GC treat it as success.
 const NO_DAEMON: u32 = 100;
 
-/// Accepts that there is no daemon: the lease then expires.
-fn without_daemon(outcome: Result<(), Error>) -> Result<(), Error> {
-    match outcome {
+/// Sends a request of DEL or GC. Succeeds if weft's daemon does not answer: a lease then expires.
+fn release(socket: &Path, daemon_request: &DaemonRequest) -> Result<(), Error> {
+    match exchange(socket, daemon_request, OTHER_TIMEOUT) {
+        Ok(answer) => accepted(answer).map(drop),
         Err(error) if error.code == NO_DAEMON => Ok(()),
-        other => other.map_err(visible),
+        // A daemon that has only failed to answer this request must get it again.
+        Err(error)
+            if matches!(exchange(socket, &DaemonRequest::Ping, PING_TIMEOUT), Ok(DaemonAnswer::Done)) =>
+        {
+            Err(visible(error))
+        }
+        Err(error) => {
+            log!("weft: {error}: the dhcp daemon of weft does not answer there, so no lease is released");
+            Ok(())
+        }
     }
 }
 
@@ -120,7 +131,7 @@ fn visible(error: Error) -> Error {
 
 /// Sends a request whose answer is a lease.
 fn request_lease(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) -> Result<Success, Error> {
-    match exchange(socket, daemon_request, wait).map_err(visible)? {
+    match exchange(socket, daemon_request, wait).map_err(visible).and_then(accepted)? {
         DaemonAnswer::Lease(value) => {
             Success::from_value(&value, Version::LATEST).map(|(_, success)| success)
         }
@@ -138,13 +149,21 @@ fn is_without_daemon(cause: &std::io::Error) -> bool {
 
 /// Sends a request whose answer has no data.
 fn send_request(socket: &Path, daemon_request: &DaemonRequest) -> Result<(), Error> {
-    exchange(socket, daemon_request, OTHER_TIMEOUT).map(|_| ())
+    exchange(socket, daemon_request, OTHER_TIMEOUT).and_then(accepted).map(drop)
+}
+
+/// Returns an answer that is no refusal.
+fn accepted(answer: DaemonAnswer) -> Result<DaemonAnswer, Error> {
+    match answer {
+        DaemonAnswer::Refused(error) => Err(error.context("dhcp daemon")),
+        answer => Ok(answer),
+    }
 }
 
 fn exchange(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) -> Result<DaemonAnswer, Error> {
     let daemon = format!("dhcp daemon {}", socket.display());
     let mut stream =
-        connect_within(socket, OTHER_TIMEOUT).map_err(|cause| match is_without_daemon(&cause) {
+        connect_within(socket, wait.min(OTHER_TIMEOUT)).map_err(|cause| match is_without_daemon(&cause) {
             true => {
                 let hint = "is `weft-cni dhcp daemon` running?";
                 Error::new(NO_DAEMON, format!("{daemon}: {}; {hint}", linux::Error::io("connect", &cause)))
@@ -153,8 +172,5 @@ fn exchange(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) -> Re
         })?;
     let mut stream = Bounded::within(&mut stream, wait);
     protocol::send(&mut stream, daemon_request).context(&daemon)?;
-    match protocol::receive(&mut stream).context(&daemon)? {
-        DaemonAnswer::Refused(error) => Err(error.context("dhcp daemon")),
-        answer => Ok(answer),
-    }
+    protocol::receive(&mut stream).context(&daemon)
 }
