@@ -580,6 +580,39 @@ fn status_reports_whether_an_add_can_succeed(host: &Host, case: &Case) {
     }
 }
 
+/// A pod may set the alias of each interface that it has, and a device of the host returns with it.
+#[test]
+fn gc_leaves_devices_with_a_foreign_owner_tag_alone() {
+    let host = testkit::host!(Feature::Bridge);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let kinds = [("dummy", "d0"), ("bridge", "b0"), ("bond", "o0")];
+    let kinds: Vec<_> = kinds
+        .into_iter()
+        .filter(|(kind, name)| host.attempt(["ip", "link", "add", name, "type", kind]).code == Some(0))
+        .collect();
+    for plugin in ["bridge", "ptp", "bandwidth"] {
+        let tag = format!("weft/{plugin}/net/x/eth0");
+        // A device without a kind, which the kernel does not remove.
+        host.run(["ip", "link", "set", "lo", "alias", &tag]);
+        for (kind, name) in kinds.iter().filter(|(kind, _)| *kind != "bridge") {
+            host.run(["ip", "link", "set", name, "alias", &tag]);
+            assert!(rig::link(&host, name).is_some(), "{kind}");
+        }
+        let _ = host.attempt(["ip", "link", "del", "stale"]);
+        host.run(["ip", "link", "add", "stale", "type", "veth", "peer", "name", "stalepeer"]);
+        host.run(["ip", "link", "set", "stale", "alias", &tag]);
+        let config = json!({ "cniVersion": "1.1.0", "name": "net", "type": plugin });
+        let swept = rig::gc(&host.attachment(plugin, &pod, "eth0"), &config, Some(&[])).success();
+        assert!(swept.stderr.contains("lo: left alone"), "{plugin}: {swept}");
+        let is_own = plugin != "bandwidth";
+        assert_eq!(rig::link(&host, "stale").is_none(), is_own, "{plugin}: only a stale link is removed");
+        for (kind, name) in &kinds {
+            assert!(rig::link(&host, name).is_some(), "{plugin} {kind}");
+        }
+    }
+}
+
 /// A node with nested ports has no Open vSwitch, and its definitions need not say so.
 #[test]
 fn neutron_status_needs_a_switch_only_if_one_is_named() {

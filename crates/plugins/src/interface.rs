@@ -193,7 +193,10 @@ pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> Result<
 }
 
 /// Removes the links on the host that `plugin` created for attachments that are no longer valid.
-pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
+///
+/// `kinds` are those of the links that it creates there. Another link with an owner tag got it from a pod, which may set the
+/// alias of each interface that it has, or from a person: it is not removed.
+pub fn sweep(plugin: &str, kinds: &[&str], request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let mut host = Rtnl::open().or_refused()?;
     let network = request.call.config.name.as_str();
@@ -203,6 +206,12 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
         let Some(tag) = OwnerTag::read(&link.alias) else { return false };
         tag.is_of(plugin, network) && !tag.container.is_empty() && !keep.contains(&link.alias)
     };
-    let stale: Vec<u32> = host.links().or_refused()?.iter().filter(|l| stale(l)).map(|l| l.index).collect();
-    host.delete_links(&stale).or_refused()
+    let links = host.links().or_refused()?;
+    let (created, foreign): (Vec<&Link>, Vec<&Link>) =
+        links.iter().filter(|link| stale(link)).partition(|link| kinds.contains(&link.kind.as_str()));
+    for Link { name, alias, .. } in foreign {
+        log!("weft: {name}: left alone: its alias is {alias:?}, but {plugin} creates no link of its kind");
+    }
+    let created: Vec<u32> = created.iter().map(|link| link.index).collect();
+    host.delete_links(&created).or_refused()
 }

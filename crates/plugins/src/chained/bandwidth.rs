@@ -100,7 +100,7 @@ impl Plugin for Bandwidth {
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
-        interface::sweep(NAME, request)
+        interface::sweep(NAME, &["ifb"], request)
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {

@@ -97,7 +97,7 @@ impl Plugin for Bridge {
 
     fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
-        let mut errors: Vec<Error> = interface::sweep(NAME, request).err().into_iter().collect();
+        let mut errors: Vec<Error> = interface::sweep(NAME, &["veth"], request).err().into_iter().collect();
         errors.extend(spoofing::sweep(request).err());
         errors.extend(masquerade::sweep(NAME, network.masquerade, request).err());
         if let Some(ipam) = Ipam::configured(&request.call, delegates)? {

@@ -139,7 +139,7 @@ impl Plugin for Neutron {
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
-        interface::sweep(NAME, request)?;
+        interface::sweep(NAME, &["veth", "bridge", "vlan", "macvlan"], request)?;
         let Some(valid) = request.valid()? else { return Ok(()) };
         let name = request.call.config.name.as_str();
         let keep: Vec<String> =
