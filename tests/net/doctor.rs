@@ -440,6 +440,26 @@ fn doctor_names_the_network_that_detach_forget_gives_up() {
 }
 
 #[test]
+fn doctor_lists_unreadable_entries_that_a_del_renamed() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
+    let file = "/var/lib/weft/sandboxes/blue_web.json";
+    host.run(["truncate", "-s", "100", file]);
+    // `detach` of the pod does not say that nothing is attached.
+    let refused = run(&host, "detach blue/web");
+    assert!(refused.code == Some(1) && refused.stderr.contains("no readable entry"), "{refused}");
+    for (place, name) in [format!("{file}.unreadable"), format!("{file}.unreadable.1")].iter().enumerate() {
+        host.run(["cp", file, name]);
+        let found = findings(&host);
+        let renamed = |one: &&Value| one["what"].as_str().is_some_and(|what| what.contains(".unreadable"));
+        assert_eq!(found.iter().filter(renamed).count(), place + 1, "{found:?}");
+        let cure = cure_of(&found, &format!("journal {name}"), "a DEL found this entry unreadable");
+        assert!(cure.ends_with(&format!("sudo rm -r {name}")), "{cure}");
+    }
+}
+
+#[test]
 fn doctor_reports_a_failed_detach_and_what_it_cannot_read() {
     let host = host!();
     let _cluster = recording(&host, &json!({ "DEL": [{ "do": "fail", "message": "not yet" }] }));

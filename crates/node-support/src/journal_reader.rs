@@ -66,23 +66,34 @@ impl Journal {
         Ok(self.containers()?.into_iter().filter_map(|container| self.row(container)).collect())
     }
 
+    /// Returns the files to which a DEL renamed unreadable entries, sorted.
+    pub fn renamed(&self) -> Result<Vec<PathBuf>, Failure> {
+        let names = self.names()?.into_iter().filter(|name| name.contains(".json.unreadable"));
+        let mut renamed: Vec<PathBuf> = names.map(|name| self.0.join(name)).collect();
+        renamed.sort();
+        Ok(renamed)
+    }
+
     /// Returns the container ids that have an entry, sorted.
     pub(crate) fn containers(&self) -> Result<Vec<String>, Failure> {
+        // A hidden file is still being written.
+        let names = self.names()?.into_iter().filter(|name| !name.starts_with('.'));
+        let mut containers: Vec<String> =
+            names.filter_map(|name| name.strip_suffix(".json").map(str::to_owned)).collect();
+        containers.sort();
+        Ok(containers)
+    }
+
+    /// Returns all file names.
+    fn names(&self) -> Result<Vec<String>, Failure> {
         let failed = |cause| privilege::refused(&format!("journal: read {}", self.0.display()), &cause);
         let files = match fs::read_dir(&self.0) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             files => files.map_err(failed)?,
         };
-        let mut containers = Vec::new();
-        for file in files {
-            let name = file.map_err(failed)?.file_name();
-            let name = name.to_string_lossy();
-            // A hidden file is still being written.
-            containers
-                .extend(name.strip_suffix(".json").filter(|id| !id.starts_with('.')).map(str::to_owned));
-        }
-        containers.sort();
-        Ok(containers)
+        files
+            .map(|file| file.map(|file| file.file_name().to_string_lossy().into_owned()).map_err(failed))
+            .collect()
     }
 
     /// Returns a sandbox's entry; `None` if it was removed meanwhile.

@@ -149,6 +149,7 @@ fn diagnose(inputs: &Inputs, plugins: &Plugins, cri_socket: &Path) -> Result<Dia
             findings.extend(node::disk_findings(directory));
             findings.extend(node::clock_finding(&records));
         }
+        findings.extend(handle.journal().renamed()?.iter().map(|file| renamed_entry(file)));
         for row in handle.journal().rows()? {
             match row {
                 Row::Entry(entry) => entries.push((handle.clone(), *entry)),
@@ -233,6 +234,15 @@ fn broken_entry(container: &str, error: &cni::Error) -> Finding {
         format!("journal entry {container}"),
         format!("unreadable: {error}"),
         "see docs/operations.md, «A pod is not deleted»",
+    )
+}
+
+/// Returns the finding about an unreadable entry that a DEL renamed.
+fn renamed_entry(file: &Path) -> Finding {
+    Finding::new(
+        format!("journal {}", file.display()),
+        "a DEL found this entry unreadable, and detached the networks that the pod selected then",
+        format!("remove it once no object without a sandbox is left: sudo rm -r {}", file.display()),
     )
 }
 
