@@ -61,6 +61,32 @@ fn errors(host: &Host, config: &Value) -> Vec<String> {
     errors.map(Value::to_string).collect()
 }
 
+/// ADD refuses the same networks: `impossible_networks`.
+#[test]
+fn lint_refuses_ipam_types_that_attach_interfaces() {
+    let host = host!();
+    for (plugin, ipam) in [
+        ("bridge", "bridge"),
+        ("bridge", "cnv-bridge"),
+        ("ptp", "tuning"),
+        ("macvlan", "portmap"),
+        ("tap", "ptp"),
+    ] {
+        let config = json!({ "cniVersion": "1.0.0", "name": "lan", "plugins": [
+            { "type": plugin, "master": "up0", "ipam": { "type": ipam } },
+        ] });
+        let found = errors(&host, &config);
+        let names_it = |one: &String| one.contains("ipam.type") && one.contains("not an IPAM plugin");
+        assert!(found.iter().any(names_it), "{plugin} {ipam}: {found:?}");
+    }
+    for (plugin, ipam) in [("bridge", "host-local"), ("acme", "bridge"), ("bridge", "acme-ipam")] {
+        let ipam = json!({ "type": ipam, "subnet": "10.1.0.0/24" });
+        let config = json!({ "cniVersion": "1.0.0", "name": "lan", "type": plugin, "ipam": ipam });
+        let found = errors(&host, &config);
+        assert!(!found.iter().any(|one| one.contains("not an IPAM plugin")), "{config}: {found:?}");
+    }
+}
+
 #[test]
 fn lint_and_plugin_reject_the_same_values() {
     let host = host!();
