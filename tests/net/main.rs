@@ -45,6 +45,7 @@ mod interface_metrics;
 mod interface_plugins;
 mod ipam_command;
 mod ipvlan;
+mod isolation;
 mod journal;
 mod large_pods;
 mod link_removal;

@@ -67,6 +67,9 @@ pub struct Entry {
     /// Whether a complete sandbox is being changed; an interrupted change may be continued.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changing: bool,
+    /// Whether a DEL wrote the entry because that of the ADD was lost: every planned network may be attached.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replaced: bool,
 }
 
 /// State of one delegate.
@@ -101,6 +104,9 @@ pub struct Attachment {
     /// or older ones. A policy without isolated directions then means that the rules are to be removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub policy_pending: bool,
+    /// Whether its ADD has not begun, as far as the entry shows ([`Entry::note_never_begun`]).
+    #[serde(skip)]
+    pub never_begun: bool,
 }
 
 /// Interface of an attachment, by properties that no process in the sandbox can change. It can create another link that has
@@ -196,6 +202,30 @@ impl Entry {
                 device: delegate.device(),
             })
             .collect()
+    }
+
+    /// Whether the ADD that wrote the entry has not ended: it was killed, it crashed or it is running.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        let is_open = |known: &Attachment| known.state != State::Detached && known.failure.is_none();
+        !self.complete && !self.changing && self.attachments.iter().any(is_open)
+    }
+
+    /// Notes the attachments that an interrupted ADD has not begun, given the id of this boot.
+    ///
+    /// An ADD records each attachment before it begins the next one, so it has not begun those after the first one that
+    /// is only planned. After a loss of power the records may be lost, so an entry of another boot proves nothing. The
+    /// same holds for a change, and for an entry whose DEL has failed.
+    pub fn note_never_begun(&mut self, boot: &str) {
+        let is_of_boot = self.namespace.strip_prefix(boot).is_some_and(|rest| rest.starts_with('/'));
+        if self.complete || self.changing || self.replaced || boot.is_empty() || !is_of_boot {
+            return;
+        }
+        let is_planned = |known: &Attachment| known.state == State::Planned;
+        let first = self.attachments.iter().position(is_planned);
+        for known in self.attachments.iter_mut().skip(first.map_or(usize::MAX, |first| first + 1)) {
+            known.never_begun = is_planned(known) && known.failure.is_none();
+        }
     }
 
     /// Returns the programs of a delegate's plugins; none if they are unknown.
@@ -376,6 +406,34 @@ mod tests {
         let entry = serde_json::json!({"version": 1, "network": "weft", "containerId": "c", "netns": "/n",
             "ifname": "eth0", "args": "", "path": "/p", "plan": plan, "attachments": [planned, planned]});
         serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn journal_add_has_not_begun_what_follows_the_first_planned() {
+        let never_begun = |change: &dyn Fn(&mut Entry)| {
+            let mut entry = planned();
+            entry.attachments.push(entry.attachments[0].clone());
+            entry.namespace = "boot/4:17/5".to_owned();
+            change(&mut entry);
+            entry.note_never_begun("boot");
+            entry.attachments.iter().map(|known| known.never_begun).collect::<Vec<_>>()
+        };
+        assert_eq!(never_begun(&|_| {}), [false, true, true]);
+        assert_eq!(never_begun(&|entry| entry.attachments[0].state = State::Attached), [false, false, true]);
+        assert_eq!(never_begun(&|entry| entry.attachments[2].state = State::Detached), [false, true, false]);
+        let failed = |entry: &mut Entry| entry.attachments[1].failure = Some(Error::internal("stuck"));
+        assert_eq!(never_begun(&failed), [false, false, true]);
+        let others: [&dyn Fn(&mut Entry); 6] = [
+            &|entry| entry.complete = true,
+            &|entry| entry.changing = true,
+            &|entry| entry.replaced = true,
+            &|entry| entry.namespace = String::new(),
+            &|entry| entry.namespace = "other/4:17/5".to_owned(),
+            &|entry| entry.namespace = "boots/4:17/5".to_owned(),
+        ];
+        for (place, other) in others.into_iter().enumerate() {
+            assert_eq!(never_begun(other), [false; 3], "{place}");
+        }
     }
 
     #[test]

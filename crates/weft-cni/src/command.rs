@@ -86,6 +86,8 @@ Usage:
       Remove the links with these indexes, by a routing socket on stdin. DEL does not wait for its end.
   weft-cni close-sockets
       Keep inherited sockets of netfilter open until the end of stdin. DEL does not wait for their release.
+  weft-cni run-plugin PLUGIN
+      Run a built-in plugin for a call of weft-cni, after a call that died.
   weft-cni version [-o text|json]
       Print the version, commit, date, architecture and plugins of this program.
   weft-cni --version
@@ -115,6 +117,7 @@ Examples:
   weft-cni exec-with-parent $$ /opt/cni/bin/flannel
   weft-cni remove-links 12 14
   weft-cni close-sockets </dev/null
+  weft-cni run-plugin bridge
   weft-cni version -o json
 
 Exit codes: 0 success, 1 failure, 2 wrong usage. ping: 3 no reply. release-address: 3 the address is in use (its owner is

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 
 use cni::plugin::process;
 
-use crate::plugin_invoker::PluginInvoker;
+use crate::plugin_invoker::{PluginInvoker, isolation};
 use crate::role::Role;
 
 /// Advice for a call under an unknown name.
@@ -51,6 +51,7 @@ pub fn run() -> ExitCode {
         }
         Role::RemoveLinks(indexes) => command::remove_links(&indexes),
         Role::CloseSockets => command::close_sockets(),
+        Role::RunPlugin(plugin) => isolation::serve(plugin),
         Role::Unknown => process::refuse(dispatch::names(), OTHER_NAMES),
     }
 }

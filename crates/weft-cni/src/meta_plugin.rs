@@ -104,6 +104,7 @@ impl Weft {
             network_status: Vec::new(),
             complete: false,
             changing: false,
+            replaced: false,
         };
         recorder.attach(&entry.plan.delegates);
         recorder.pod(&entry.plan.pod);
@@ -127,6 +128,7 @@ impl Weft {
         readiness::wait(&node.configuration)?;
         recorder.stage("lock");
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        node.invoker.isolate(lock.holder_died() && lock.mark_work());
         let attached = self.attach(&node, request, recorder);
         if attached.is_err() && node.journal.read(&who.container).is_ok_and(|entry| entry.is_none()) {
             lock.retire();
@@ -140,9 +142,15 @@ impl Weft {
         recorder.journal(&node.journal);
         recorder.stage("lock");
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        node.invoker.isolate(lock.mark_work());
         recorder.stage("entry");
         let mut entry = match node.journal.read_or_set_aside(&who.container)? {
-            Found::Entry(entry) => *entry,
+            Found::Entry(entry) => {
+                if entry.is_interrupted() {
+                    node.invoker.isolate(true);
+                }
+                *entry
+            }
             // The entry is written before the first effect, so without an entry weft attached nothing, or the entry was lost.
             found @ (Found::Nothing | Found::Unreadable) => {
                 let was_attached = matches!(found, Found::Unreadable);
@@ -183,6 +191,7 @@ impl Weft {
         recorder.journal(&node.journal);
         recorder.stage("lock");
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        node.invoker.isolate(lock.mark_work());
         recorder.stage("check");
         let Some(mut entry) = node.journal.read(&who.container)? else {
             lock.retire();
@@ -340,6 +349,10 @@ fn clear_leftovers(node: &Node, who: &Attachment) -> Result<(), Error> {
             ),
         };
         return Err(Error::new(code::INVALID_ENVIRONMENT, why));
+    }
+    // This attempt also attaches with isolated plugins.
+    if entry.is_interrupted() {
+        node.invoker.isolate(true);
     }
     detach::take_down(&node.journal, &node.invoker, &mut entry).context("leftovers of an earlier attempt")
 }

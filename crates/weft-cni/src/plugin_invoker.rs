@@ -9,12 +9,15 @@
 //! - A plugin is searched once: a pod with several networks calls the same few plugins many times.
 //! - Input and output are the same bytes in both cases.
 //! - A program is killed when this process ends.
+//! - After a call that died, built-in plugins run in processes, too ([`isolation`]).
 //! - A meta-plugin is never a delegate, and `ipam.type` never names a plugin that has an IPAM plugin itself. Programs that
 //!   call each other through weft end at a fixed depth ([`recursion`]).
 //! - A call that every ADD refuses has done nothing, so its DEL and GC succeed. The same holds for the DEL of a plugin that
 //!   never ran ([`Excuse`]).
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
+
+pub(crate) mod isolation;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -34,6 +37,7 @@ use npwg::plan::Delegate;
 use plugin_support::log::{self, Level};
 use rpc::journal::{Entry, PluginProgram, ProgramFile, Programs};
 
+use self::isolation::Decisions;
 use crate::program_file::{self, ByName, Found};
 use crate::{builtins, recursion};
 
@@ -48,7 +52,9 @@ const ORIGINS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct PluginInvoker {
     builtin: Builtin,
+    deadline: Duration,
     exec: Exec,
+    isolates: Cell<bool>,
     records: Cell<bool>,
     runs: RefCell<Vec<Run>>,
     depth: Cell<usize>,
@@ -110,15 +116,22 @@ pub struct Run {
 impl PluginInvoker {
     /// Returns the invoker of a plugin that runs as its own process.
     pub fn of_process() -> PluginInvoker {
+        PluginInvoker::of_plugin(Builtin::Auto, DEADLINE)
+    }
+
+    /// Returns the invoker of a plugin that decides about its delegates by this rule and deadline.
+    pub fn of_plugin(builtin: Builtin, deadline: Duration) -> PluginInvoker {
         // Its delegates are IPAM plugins.
-        PluginInvoker { depth: Cell::new(1), ..PluginInvoker::new(Builtin::Auto, DEADLINE) }
+        PluginInvoker { depth: Cell::new(1), ..PluginInvoker::new(builtin, deadline) }
     }
 
     /// Returns an invoker with a rule for built-in plugins and a deadline for programs.
     pub fn new(builtin: Builtin, deadline: Duration) -> PluginInvoker {
         PluginInvoker {
             builtin,
+            deadline,
             exec: Exec::new(deadline).through(command),
+            isolates: Cell::default(),
             records: Cell::default(),
             runs: RefCell::default(),
             depth: Cell::default(),
@@ -126,6 +139,11 @@ impl PluginInvoker {
             ran: RefCell::default(),
             excuse: RefCell::default(),
         }
+    }
+
+    /// Sets whether built-in plugins run in processes from now on, because an earlier call died.
+    pub fn isolate(&self, isolates: bool) {
+        self.isolates.set(isolates);
     }
 
     /// Starts to record invocations.
@@ -267,7 +285,14 @@ impl AttachmentInvoker<'_> {
             return if undoes { Ok(Vec::new()) } else { Err(error) };
         }
         let done = self.server(plugin, environment, undoes).and_then(|server| match server {
-            Server::BuiltIn(builtin) => respond(builtin, environment, &mut &*stdin, self).into_result(),
+            Server::BuiltIn(builtin) if self.invoker.isolates.get() => {
+                self.run_isolated(builtin, environment, stdin)
+            }
+            Server::BuiltIn(builtin) => {
+                #[cfg(debug_assertions)]
+                isolation::crash::if_requested(builtin.name(), environment);
+                respond(builtin, environment, &mut &*stdin, self).into_result()
+            }
             Server::Program(file) => self.invoker.exec.invoke_file(&file, environment, stdin),
         });
         match done {
@@ -284,6 +309,23 @@ impl AttachmentInvoker<'_> {
                 done
             }
         }
+    }
+
+    fn run_isolated(
+        &self,
+        builtin: &dyn Plugin,
+        environment: &Environment,
+        stdin: &[u8],
+    ) -> Result<Vec<u8>, Error> {
+        let PluginInvoker { builtin: rule, deadline, excuse, ran, .. } = self.invoker;
+        let decisions = Decisions::about(*rule, *deadline, &self.programs, &excuse.borrow(), stdin);
+        let done = isolation::run(builtin, &decisions, environment, stdin);
+        if environment.command == "ADD" {
+            // It is not known which delegates it has called.
+            let called = self.programs.iter().filter_map(|(plugin, _)| PluginType::new(plugin).ok());
+            ran.borrow_mut().extend(called);
+        }
+        done
     }
 
     /// Whether a plugin of the attachment runs in this process.
@@ -368,6 +410,7 @@ fn run_logged(
 fn command(program: &Path) -> Command {
     let mut command = parent_death::command(program);
     command.env(recursion::DELEGATE, recursion::process_depth().saturating_add(1).to_string());
+    command.env_remove(isolation::DECISIONS);
     command
 }
 

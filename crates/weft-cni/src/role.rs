@@ -2,7 +2,7 @@
 //!
 //! The file name of the first argument comes first: a program called as `bridge` is the plugin `bridge`, whatever its
 //! other arguments are. The exceptions are `dhcp daemon`, as for the reference plugin, `exec-with-parent`,
-//! `remove-links` and `close-sockets`.
+//! `remove-links`, `close-sockets` and `run-plugin`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -15,6 +15,7 @@ use linux::parent_death;
 
 use crate::command::Command;
 use crate::dispatch;
+use crate::plugin_invoker::isolation;
 
 /// Role of the process.
 pub enum Role<'a> {
@@ -33,6 +34,8 @@ pub enum Role<'a> {
     RemoveLinks(Vec<&'a str>),
     /// Holds the sockets that it inherited until its standard input ends.
     CloseSockets,
+    /// One CNI call of the built-in plugin of this name, for a process of `weft-cni`.
+    RunPlugin(&'a str),
     /// One CNI call of a plugin.
     Plugin(&'static dyn Plugin),
     /// Command of an operator or of `weft`.
@@ -62,6 +65,11 @@ impl<'a> Role<'a> {
             && word == closing::COMMAND
         {
             return Role::CloseSockets;
+        }
+        if let [_, word, plugin] = arguments
+            && word == isolation::COMMAND
+        {
+            return Role::RunPlugin(utf8(plugin));
         }
         if let Some(plugin) = process::called_as(dispatch::find, arguments) {
             return Role::Plugin(plugin);
@@ -104,6 +112,7 @@ mod tests {
             }
             Role::RemoveLinks(indexes) => format!("remove {indexes:?}"),
             Role::CloseSockets => "close".to_owned(),
+            Role::RunPlugin(plugin) => format!("run {plugin}"),
             Role::Plugin(plugin) => format!("plugin {}", plugin.name()),
             Role::Command(command) => format!("{command:?}"),
             Role::Unknown => "unknown".to_owned(),
@@ -125,6 +134,7 @@ mod tests {
             (&["weft-cni", "exec-with-parent", "x", "/x"], "unknown"),
             (&["weft-cni", "remove-links", "7", "9"], "remove [\"7\", \"9\"]"),
             (&["weft-cni", "close-sockets"], "close"),
+            (&["/proc/self/exe", "run-plugin", "bridge"], "run bridge"),
             (&["weft-cni", "sandbox", "owner-tags"], "SandboxOwnerTags"),
             (&["weft-cni", "--version"], "Version"),
             (&["weft-cni", "version"], "BuildInfo { json: false }"),

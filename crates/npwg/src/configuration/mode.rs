@@ -108,7 +108,8 @@ impl Mode for VifStore {
 }
 
 /// When a plugin runs in process instead of as a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Builtin {
     /// If it is built in and no other plugin of its name comes earlier in `CNI_PATH`.
     Auto,

@@ -28,6 +28,7 @@ fn attached(plan: &Plan) -> Entry {
         network_status: Vec::new(),
         complete: true,
         changing: false,
+        replaced: false,
     }
 }
 

@@ -164,6 +164,7 @@ fn add(
                 never_ran: BTreeSet::new(),
                 failure: None,
                 policy_pending: false,
+                never_begun: false,
             };
         }
         Err((error, begun)) => {

@@ -4,6 +4,7 @@
 //!   in the entry for the next DEL (`docs/design/journal.md`).
 //! - Plugins get the path of the sandbox's namespace, or none if it leads elsewhere or nowhere: [`namespace`].
 //! - Interfaces of the host return first: a process in the sandbox could mix them up with the links that are removed.
+//! - If the killed ADD has not begun a network, its plugins are called, and their failures are excused.
 //! - Links of built-in plugins are then removed with one request, so that the grace period of the kernel passes once.
 //!
 //! Source: the multi-network specification 7.2; CNI 1.1.0 §3 "Delete".
@@ -99,6 +100,24 @@ pub(super) fn detach_one(
     index: usize,
     delegate: &Delegate,
 ) -> Result<(), Error> {
+    let mut errors = call_plugins(invoker, entry, index, delegate)?;
+    // After the interface: no packet passes without the rules.
+    if errors.is_empty() {
+        errors.extend(enforcement::remove(entry, index, delegate).err());
+    }
+    if let Some(file) = &delegate.device_info {
+        errors.extend(devices::withdraw(file).err());
+    }
+    cni::error::collected(errors)
+}
+
+/// Calls DEL of a network's plugins; returns their errors.
+fn call_plugins(
+    invoker: &PluginInvoker,
+    entry: &Entry,
+    index: usize,
+    delegate: &Delegate,
+) -> Result<Vec<Error>, Error> {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     // An unreadable result does not prevent the DEL: a plugin finds its own resources without it.
     let last = entry.last_result(index, &network).unwrap_or_else(|error| {
@@ -108,22 +127,18 @@ pub(super) fn detach_one(
     let parameters = entry.parameters(delegate);
     let attachment = &entry.attachments[index];
     let is_unfinished = attachment.state == State::Planned;
-    let excuse = Excuse { never_ran: attachment.never_ran.clone(), is_unfinished };
+    let mut never_ran = attachment.never_ran.clone();
+    if attachment.never_begun {
+        never_ran.extend(network.needs().unwrap_or_default());
+    }
+    let excuse = Excuse { never_ran, is_unfinished };
     let plugins = invoker.attachment(entry, delegate);
     let mut failures =
         invoker.excusing(excuse, || chain::del_all(&plugins, &network, &parameters, last.as_ref()));
     if is_unfinished {
         failures.retain(|failure| !never_acted(&plugins, &entry.path, failure));
     }
-    let mut errors: Vec<Error> = failures.into_iter().map(|failure| failure.error).collect();
-    // After the interface: no packet passes without the rules.
-    if errors.is_empty() {
-        errors.extend(enforcement::remove(entry, index, delegate).err());
-    }
-    if let Some(file) = &delegate.device_info {
-        errors.extend(devices::withdraw(file).err());
-    }
-    cni::error::collected(errors)
+    Ok(failures.into_iter().map(|failure| failure.error).collect())
 }
 
 /// Whether a plugin that fails at DEL cannot have done anything in an incomplete ADD: it refuses the version, or it is built

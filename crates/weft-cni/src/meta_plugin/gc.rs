@@ -65,6 +65,7 @@ fn forward_to_networks(
         Ok(changes) => changes,
         Err(error) => return vec![error],
     };
+    node.invoker.isolate(changes.mark_work());
     let errors = match entries(node) {
         Ok((kept, unread)) if unread.is_empty() => forward(node, request, flavour, valid, &kept),
         Ok((_, unread)) => unread,
@@ -90,12 +91,14 @@ fn remove_stale_rules(node: &Node) -> Result<(), Error> {
 
 fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {
     let lock = Lock::acquire(node.journal.directory(), &stale.container_id)?;
+    let has_died = lock.mark_work();
     // The entry may have been removed or changed while this process waited.
     let Some(mut entry) = node.journal.read(&stale.container_id)? else {
         lock.retire();
         return Ok(());
     };
     entry.path = join_path(&entry.path, &node.path);
+    node.invoker.isolate(has_died || entry.is_interrupted());
     detach::take_down(&node.journal, &node.invoker, &mut entry)?;
     lock.retire();
     Ok(())

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cni::name::ContainerId;
 use cni::{Context, Error, code};
+use linux::boot_id;
 use plugin_support::{file, log};
 use rpc::journal::{ENTRIES, ENTRY_MAX, Entry};
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
@@ -48,7 +49,7 @@ impl Journal {
     pub(super) fn read(&self, container: &ContainerId) -> Result<Option<Entry>, Error> {
         let path = self.file(container);
         let Some(bytes) = read_bounded(&path)? else { return Ok(None) };
-        let entry = Entry::read(&bytes).context(format_args!("journal: {}", path.display()))?;
+        let mut entry = Entry::read(&bytes).context(format_args!("journal: {}", path.display()))?;
         if entry.container_id != *container || entry.attachments.len() < entry.plan.delegates.len() {
             let why = format!(
                 "journal: {}: unreadable: it is of sandbox {}, with {} of {} attachments",
@@ -58,6 +59,9 @@ impl Journal {
                 entry.plan.delegates.len()
             );
             return Err(Error::new(code::DECODING_FAILURE, why));
+        }
+        if entry.is_interrupted() {
+            entry.note_never_begun(boot_id::current().unwrap_or_default());
         }
         Ok(Some(entry))
     }

@@ -86,6 +86,7 @@ pub(super) fn take_down(
         network_status: Vec::new(),
         complete: false,
         changing: false,
+        replaced: true,
     };
     enforcement::assign_lost(node.journal.directory(), &node.invoker, &mut entry);
     log!("weft: the journal has no entry of {}: its networks are detached from a new plan", who.container);

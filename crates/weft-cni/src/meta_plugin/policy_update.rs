@@ -185,6 +185,7 @@ mod tests {
             network_status: Vec::new(),
             complete: true,
             changing: false,
+            replaced: false,
         }
     }
 

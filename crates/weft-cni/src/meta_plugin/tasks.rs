@@ -177,10 +177,11 @@ fn check(
     container: &ContainerId,
     uid: &str,
 ) -> Result<Option<TaskResult>, Error> {
-    let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
+    let Some((lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !entry.complete || !namespace::is_there(&entry)? {
         return Ok(None);
     }
+    invoker.isolate(lock.mark_work());
     let (wrong, errors) = check_each(invoker, &entry);
     let error = Error::join(errors);
     Ok(Some(TaskResult { error, wrong, ..nothing_done(TaskKind::Check, container, uid) }))
@@ -207,12 +208,13 @@ fn change_locked(
     timeout: Duration,
 ) -> Result<Option<TaskResult>, Error> {
     let (container, uid) = (&plan.container, &plan.pod.uid);
-    let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
+    let Some((lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
     let sandbox = Sandbox { container: entry.container_id.clone(), ifname: entry.ifname.clone() };
     plan.expect_for(&sandbox, &entry.plan.pod)?;
+    invoker.isolate(lock.mark_work());
     let Changed { done, errors } = change::change(journal, invoker, &entry, plan, timeout)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let error = Error::join(errors);
@@ -298,6 +300,7 @@ fn take_down(
         return Ok(());
     }
     recorder.detach(&entry.plan.delegates);
+    invoker.isolate(lock.mark_work() || entry.is_interrupted());
     detach::take_down(journal, invoker, &mut entry)?;
     lock.retire();
     Ok(())

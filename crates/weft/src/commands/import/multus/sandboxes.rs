@@ -172,6 +172,7 @@ fn entry(
         network_status,
         complete: true,
         changing: false,
+        replaced: false,
     })
 }
 
