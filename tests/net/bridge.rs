@@ -455,6 +455,19 @@ fn bridge_check_accepts_a_mac_taken_from_a_new_port() {
 }
 
 #[test]
+fn bridge_without_vlan_filtering_names_the_kernel_option() {
+    let host = host!(Feature::Bridge);
+    if Feature::BridgeVlan.is_present() {
+        return;
+    }
+    let a = host.pod("a");
+    let refused = host.attachment("bridge", &a, "eth0").add(&config(&json!({ "vlan": 5 })));
+    assert!(refused.code == Some(1), "{refused}");
+    let text = "the kernel of this node needs the option CONFIG_BRIDGE_VLAN_FILTERING";
+    assert!(refused.stdout.contains(text) && !refused.stdout.contains("modprobe"), "{refused}");
+}
+
+#[test]
 fn bridge_vlan_and_trunk_are_set_on_port_and_gateway() {
     let host = host!(Feature::BridgeVlan, Feature::Ping);
     rig::install(&host);

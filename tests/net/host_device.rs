@@ -113,6 +113,35 @@ fn host_device_concurrent_adds_of_one_device_succeed_once() {
     }
 }
 
+/// Distributions give cards further names, and `net1` may be one of them.
+#[test]
+fn host_device_whose_other_name_is_that_in_the_pod_is_moved() {
+    let host = host!(Feature::Veth);
+    let _far = world(&host);
+    for name in ["net1", "enp7s0np1"] {
+        host.run(["ip", "link", "property", "add", "dev", "dev0", "altname", name]);
+    }
+    let altnames = || rig::link(&host, "dev0").unwrap()["altnames"].clone();
+    let sorted = |names: Value| {
+        let mut names: Vec<String> = serde_json::from_value(names).unwrap_or_default();
+        names.sort();
+        names
+    };
+    let had = sorted(altnames());
+    assert_eq!(had, ["enp7s0np1", "net1"]);
+    let pod = host.pod("a");
+    let net1 = host.attachment("host-device", &pod, "net1");
+    let result = net1.add(&config(&json!({}))).success().json();
+    assert_eq!(rig::links(&pod), ["net1"]);
+    net1.del(&config(&json!({ "prevResult": result }))).success();
+    assert_eq!(sorted(altnames()), had, "after the DEL");
+    // An ADD that fails after the move.
+    let broken = json!({ "ipam": { "type": "static", "addresses": [{ "address": "10.3.0.1/24", "gateway": "10.3.0.2" }],
+                                   "routes": [{ "dst": "10.9.0.0/16", "gw": "192.0.2.1" }] } });
+    assert_refused("a failing ADD", &net1.add(&config(&broken)), 5, &[]);
+    assert_eq!(sorted(altnames()), had, "after the failed ADD");
+}
+
 #[test]
 fn host_device_returns_with_name_state_and_alias() {
     for (state, alias) in [("up", ""), ("down", ""), ("up", "uplink to  rack 7"), ("down", "weft")] {

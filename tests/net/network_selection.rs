@@ -429,6 +429,37 @@ fn default_route_that_cannot_be_set_undoes_the_add() {
     assert_pod_unchanged("unreachable", &pod, &inside);
 }
 
+/// The kernel accepts some of these gateways, and the packets go nowhere.
+#[test]
+fn default_route_by_the_pod_itself_or_its_subnet_is_refused() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &with_default_routes("red", 2));
+    let config = configuration(&bridge("default", 1));
+    prime(&host, &cluster, &config, "red");
+    let cases = [
+        ("10.2.0.2", "the address of the pod itself on net1 (10.2.0.2/24)"),
+        ("fd02::2", "the address of the pod itself on net1 (fd02::2/64)"),
+        ("10.2.0.0", "the address of the network on net1"),
+        ("10.2.0.255", "the broadcast address on net1"),
+    ];
+    for (gateway, why) in cases {
+        host.run(["sh", "-c", "rm -f /var/lib/cni/networks/*/last_reserved_ip.*"]);
+        cluster.pod("web", json!([{ "name": "red", "default-route": ["10.2.0.1", gateway] }]));
+        let pod = host.pod("web");
+        let (before, inside) = (host.snapshot(), pod.snapshot());
+        let words = ["default route: blue/red on net1", "default-route", gateway, why];
+        assert_refused(gateway, &cluster.attachment(&pod).add(&config), 7, &words);
+        assert_nothing_left(gateway, &host, &before);
+        assert_pod_unchanged(gateway, &pod, &inside);
+    }
+    // The first address of an IPv6 subnet is that of its routers.
+    cluster.pod("web", json!([{ "name": "red", "default-route": ["fd02::"] }]));
+    let pod = host.pod("web");
+    cluster.attachment(&pod).add(&config).success();
+    assert!(default_routes(&pod).contains(&"default via fd02:: dev net1".to_owned()));
+}
+
 // Requirements: DI-2, DI-4, DI-5
 #[test]
 fn device_info_file_is_offered_read_and_removed() {

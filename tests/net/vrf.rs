@@ -80,6 +80,37 @@ fn vrf_equal_addresses_in_two_vrfs_are_independent() {
     assert!(r.pings("10.1.0.2") && b.pings("10.1.0.2") && r.pings("fd01::2") && b.pings("fd01::2"));
 }
 
+/// The kernel keeps the hop of an interface that is down, if the route has hops by other interfaces.
+#[test]
+fn vrf_takes_its_hop_out_of_multipath_routes() {
+    let host = host!(Feature::Vrf);
+    rig::install(&host);
+    let (pod, r, b) = (host.pod("a"), host.pod("r"), host.pod("b"));
+    connect(&host, &pod, "eth0", &r);
+    connect(&host, &pod, "eth1", &b);
+    let script = "-6 route add default via fd01::1 dev eth0\n-6 route append default via fd01::1 dev eth1\n\
+                  -6 route append default via fd01::9 dev eth1\n\
+                  route add default nexthop via 10.1.0.1 dev eth0 nexthop via 10.1.0.9 dev eth0 nexthop via 10.1.0.1 dev eth1\n";
+    pod.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
+    let hops = |family: &str, table: &str, link: &str| {
+        let shown = pod.run(["ip", family, "route", "show", "table", table, "default"]);
+        shown.lines().filter(|line| line.contains(&format!("dev {link} "))).count()
+    };
+    assert_eq!([hops("-4", "main", "eth1"), hops("-6", "main", "eth1")], [1, 2]);
+    let keys = json!({ "table": 42 });
+    let eth1 = attach(&host, &pod, "eth1", &keys);
+    assert_eq!([hops("-4", "main", "eth1"), hops("-6", "main", "eth1")], [0, 0]);
+    assert_eq!([hops("-4", "main", "eth0"), hops("-6", "main", "eth0")], [2, 1]);
+    assert_eq!([hops("-4", "42", "eth1"), hops("-6", "42", "eth1")], [1, 2]);
+    eth1.check(&config(&pod, "eth1", &keys)).success();
+    // Another program adds it again.
+    pod.run(["ip", "-6", "route", "append", "default", "via", "fd01::1", "dev", "eth1"]);
+    let words = ["::/0", "eth1", "also in the main table"];
+    assert_refused("a hop", &eth1.check(&config(&pod, "eth1", &keys)), 999, &words);
+    eth1.del(&config(&pod, "eth1", &keys)).success();
+    assert_eq!([hops("-4", "42", "eth1"), hops("-6", "42", "eth1")], [0, 0]);
+}
+
 #[test]
 fn vrf_routes_and_addresses_move_in_and_out() {
     let host = host!(Feature::Vrf);

@@ -11,7 +11,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ipam::IpBlock;
-use ipam::pool_layout::address_count;
 use ipnet::IpNet;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,6 +24,7 @@ use tokio::time::timeout;
 
 use crate::cluster_snapshot::address_use::AddressUse;
 use crate::ip_objects::{BlockObject, PoolObject};
+use crate::pool_usage::{address_filter, percent};
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow};
 use kube_support::custom_resources::IPPoolStatus;
@@ -208,13 +208,15 @@ impl ClusterSnapshot {
         let IPPoolStatus { layout, single_address_blocks, .. } = pool.status.clone().unwrap_or_default();
         let mut status = IPPoolStatus { layout, single_address_blocks, ..IPPoolStatus::default() };
         let mut nodes = BTreeSet::new();
-        let mut leased = 0_u128;
+        let mut leased = Vec::new();
         for object in self.objects_of(name) {
             let block = grid.is_some_and(|grid| grid.block_of(object.net.addr()) == Some(object.net));
             let held = !object.holder.node.is_empty();
             if block && held {
                 status.leased_blocks += 1;
-                leased = leased.saturating_add(address_count(object.net));
+            }
+            if held || !object.holder.claim.is_empty() {
+                leased.push(object.net);
             }
             if object.is_single_address() && (held || !object.holder.claim.is_empty()) {
                 status.single_addresses += 1;
@@ -226,10 +228,15 @@ impl ClusterSnapshot {
         status.nodes = nodes.len() as u64;
         status.used_addresses = self.used_of(name).len() as u64;
         if let Some(grid) = grid {
-            let all = address_count(grid.subnet());
-            status.addresses = all.to_string();
             status.blocks = grid.block_count().to_string();
-            status.leased_percent = u8::try_from(leased.saturating_mul(100) / all.max(1)).unwrap_or(100);
+        }
+        if let Some(filter) = address_filter(pool) {
+            let all = filter.count();
+            // A single address may be in a block of another node.
+            let leased = IpNet::aggregate(&leased);
+            let leased = leased.into_iter().fold(0_u128, |sum, net| sum.saturating_add(filter.count_in(net)));
+            status.addresses = all.to_string();
+            status.leased_percent = percent(leased, all);
         }
         status
     }

@@ -248,6 +248,31 @@ mod tests {
     }
 
     #[test]
+    fn full_pool_is_100_percent_of_its_usable_addresses() {
+        let full = |range: &str, blocks: &[(&str, &str, &[&str])]| {
+            let mut snapshot = snapshot(blocks, &[]);
+            snapshot.pools[0].spec.range = range.to_owned();
+            snapshot.pools[0].spec.block_bits = Some(2);
+            let status = snapshot.status_of(&snapshot.pools[0]);
+            (status.addresses.clone(), status.leased_percent)
+        };
+        let quarters = |from: u8| format!("10.0.0.{from}/30");
+        let nets: Vec<String> = (0..4).map(|at| quarters(at * 4)).collect();
+        let all: Vec<(&str, &str, &[&str])> = nets.iter().map(|net| (net.as_str(), "n1", &[][..])).collect();
+        assert_eq!(full("10.0.0.0/28", &all), ("14".to_owned(), 100));
+        assert_eq!(full("10.0.0.0/28", &all[..2]), ("14".to_owned(), 50));
+        let singles: Vec<String> = (1..7).map(|at| format!("10.0.0.{at}/32")).collect();
+        let mut of_29: Vec<(&str, &str, &[&str])> =
+            singles.iter().map(|net| (net.as_str(), "n1", &[][..])).collect();
+        assert_eq!(full("10.0.0.0/29", &of_29), ("6".to_owned(), 100), "single addresses");
+        // A block, of which another node leases one address.
+        of_29.push(("10.0.0.0/30", "n2", &[]));
+        assert_eq!(full("10.0.0.0/29", &of_29), ("6".to_owned(), 100));
+        assert_eq!(full("10.0.0.0/29", &of_29[5..]), ("6".to_owned(), 66));
+        assert_eq!(full("10.0.0.1/29", &of_29).1, 0, "a range with host bits is invalid");
+    }
+
+    #[test]
     fn address_belongs_to_the_pool_whose_block_its_node_leases() {
         let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
         // Another address space with the same range, whose block the other node leases.

@@ -57,11 +57,25 @@ impl PoolUsage {
     }
 }
 
+/// Returns a part of a whole in percent, rounded down: 100 means that nothing is left.
+pub fn percent(part: u128, whole: u128) -> u8 {
+    let share = match part.checked_mul(100) {
+        Some(hundredfold) => hundredfold / whole.max(1),
+        None => part / (whole / 100).max(1),
+    };
+    u8::try_from(share.min(100)).unwrap_or(100)
+}
+
+/// Returns the addresses that the pool can allocate; `None` if its spec is invalid.
+pub fn address_filter(pool: &PoolObject) -> Option<AddressFilter> {
+    let subnet = pool.spec.range.parse().ok()?;
+    let range = Range::of_any_size(subnet, None, None).ok()?;
+    Some(AddressFilter::new(range, &pool.exclude().ok()?))
+}
+
 /// Returns how many addresses the pool can allocate; 0 if its spec is invalid.
 fn size(pool: &PoolObject) -> u64 {
-    let range = pool.spec.range.parse().ok().and_then(|subnet| Range::of_any_size(subnet, None, None).ok());
-    let filter = range.zip(pool.exclude().ok()).map(|(range, exclude)| AddressFilter::new(range, &exclude));
-    filter.map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
+    address_filter(pool).map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
 }
 
 fn is_in_quarantine(object: &IpBlock, now: u64) -> bool {

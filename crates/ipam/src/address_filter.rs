@@ -117,7 +117,20 @@ impl AddressFilter {
 
     /// Returns how many addresses are admitted, at most `u128::MAX`.
     pub fn count(&self) -> u128 {
+        self.count_between(self.bounds())
+    }
+
+    /// Number of admitted addresses in a block, at most `u128::MAX`.
+    pub fn count_in(&self, block: IpNet) -> u128 {
+        if block.addr().is_ipv4() != self.range.subnet().addr().is_ipv4() {
+            return 0;
+        }
         let (first, last) = self.bounds();
+        self.count_between((first.max(number(block.network())), last.min(number(block.broadcast()))))
+    }
+
+    /// Number of admitted addresses between two numbers, which are within the bounds.
+    fn count_between(&self, (first, last): (u128, u128)) -> u128 {
         let within = |from: u128, to: u128| match (from.max(first), to.min(last)) {
             (from, to) if from <= to => (to - from).saturating_add(1),
             _ => 0,
@@ -127,7 +140,7 @@ impl AddressFilter {
         let excluded: u128 = excluded.map(|net| within(number(net.network()), number(net.broadcast()))).sum();
         let gateway = self.range.gateway().filter(|ip| self.excluding(*ip).is_none());
         let gateway = gateway.map_or(0, |ip| within(number(ip), number(ip)));
-        within(first, last) - excluded - gateway
+        within(first, last).saturating_sub(excluded).saturating_sub(gateway)
     }
 
     /// Whether the filter admits an address in a block.

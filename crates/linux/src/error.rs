@@ -105,11 +105,26 @@ impl Error {
 
     /// Adds the kernel module that may be missing, if the kernel does not support the request.
     #[must_use]
-    pub(crate) fn of_module(mut self, module: &str) -> Error {
+    pub(crate) fn of_module(self, module: &str) -> Error {
+        self.hinting(&format!("load the kernel module on this node: modprobe {module}"))
+    }
+
+    /// Adds the kernel option that is missing, if the kernel does not support the request. `modprobe` cannot help: the
+    /// module was built without the option.
+    #[must_use]
+    pub(crate) fn of_option(self, option: &str) -> Error {
+        self.hinting(&format!("the kernel of this node needs the option {option}"))
+    }
+
+    /// Whether the kernel knows no such type of link.
+    pub(crate) fn is_unknown_type(&self) -> bool {
+        matches!(&self.cause, Cause::Kernel { explanation, .. } if explanation.contains("Unknown device type"))
+    }
+
+    fn hinting(mut self, hint: &str) -> Error {
         if let Cause::Kernel { errno: Errno::OPNOTSUPP, explanation } = &mut self.cause {
             let divider = if explanation.is_empty() { "" } else { "; " };
-            *explanation =
-                format!("{explanation}{divider}load the kernel module on this node: modprobe {module}");
+            *explanation = format!("{explanation}{divider}{hint}");
         }
         self
     }

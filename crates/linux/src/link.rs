@@ -490,8 +490,12 @@ impl Rtnl {
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         let module = link.kind.module();
-        self.execute(flags, link.message(), || format!("create {link}"))
-            .map_err(|error| error.of_module(module))?;
+        self.execute(flags, link.message(), || format!("create {link}")).map_err(|error| {
+            match link.kind.option().filter(|_| !error.is_unknown_type()) {
+                Some(option) => error.of_option(option),
+                None => error.of_module(module),
+            }
+        })?;
         // The kernel accepts these attributes only for an existing link. They are not sent in the same datagram: if the
         // kernel refused to create the link, they would change a link with the same name that another process created.
         let mut completed = self.complete(link);

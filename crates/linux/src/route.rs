@@ -239,9 +239,30 @@ impl Rtnl {
     ///
     /// A kernel without the family (`ipv6.disable=1`) would list the other families' routes; the result is then empty.
     pub fn routes(&mut self, family: Family) -> Result<Vec<Route>, Error> {
+        Ok(self.routes_with_hops(family)?.into_iter().flatten().collect())
+    }
+
+    /// Like [`Rtnl::routes`], but returns the next hops of each route together.
+    fn routes_with_hops(&mut self, family: Family) -> Result<Vec<Vec<Route>>, Error> {
         let query = Message::route(GET_ROUTE, family.number(), RouteFields::default());
         let answers = self.dump_family(&query, || "list routes".to_owned())?;
-        Ok(answers.iter().filter(|answer| answer.byte_at(0) == family.number()).flat_map(unicast).collect())
+        let own = answers.iter().filter(|answer| answer.byte_at(0) == family.number());
+        Ok(own.map(unicast).collect())
+    }
+
+    /// Removes a route; of a multipath route only this next hop.
+    ///
+    /// A removal by one hop would delete a whole IPv4 route with several, or not find it, so the route is replaced by one
+    /// with the other hops. IPv6 hops are routes of their own.
+    pub fn delete_hop(&mut self, hop: &Route) -> Result<(), Error> {
+        if hop.dst.addr().is_ipv4() {
+            let routes = self.routes_with_hops(Family::V4)?;
+            if let Some(hops) = routes.iter().find(|hops| hops.len() > 1 && hops.contains(hop)) {
+                let others: Vec<Route> = hops.iter().filter(|other| *other != hop).cloned().collect();
+                return self.add_routes(&others, Existing::Replace);
+            }
+        }
+        self.delete_route(hop)
     }
 }
 

@@ -19,6 +19,7 @@ mod form;
 mod value;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use cni::capability::{Bandwidth, HardwareAddress, PortMapping, RequestedIp};
 use cni::name::IfName;
@@ -219,8 +220,25 @@ impl Reader {
         }
     }
 
+    /// Checks that no element requests its own address as its gateway.
+    fn check_own_gateways(&mut self) {
+        let mut own = Vec::new();
+        for element in &self.reading.elements {
+            let DefaultRoute::Via(gateways) = &element.default_route else { continue };
+            let is_own = |gateway: &&IpAddr| element.ips.iter().any(|ip| ip.address == **gateway);
+            own.extend(gateways.iter().find(is_own).map(|gateway| (element.index, *gateway)));
+        }
+        for (index, gateway) in own {
+            let why = format!("{gateway} is also in ips: a pod cannot be its own gateway");
+            let fault = self.fault(Rule::InvalidDefaultRoute, why);
+            let path = KeyPath::root().index(index).key("default-route");
+            self.invalid(fault.at(path).cure("set it to the address of a router"));
+        }
+    }
+
     /// Checks the rules that concern more than one element.
     fn check_across_elements(&mut self) {
+        self.check_own_gateways();
         let routes: Vec<usize> = self
             .reading
             .elements

@@ -59,6 +59,7 @@ pub const PLUGINS: &[&str] = &[
     "loopback",
     "macvlan",
     "neutron",
+    "passthru",
     "portmap",
     "ptp",
     "sbr",
@@ -82,7 +83,7 @@ pub fn options(plugin: &str) -> Option<Vec<&'static str>> {
     let options = match plugin {
         "bandwidth" => bandwidth::options(),
         "bridge" => bridge::options(),
-        "dummy" | "loopback" => &[],
+        "dummy" | "loopback" | "passthru" => &[],
         "firewall" => firewall::options(),
         // The planner writes the device of a resource there.
         "host-device" => return Some([host_device::options(), &["deviceID"]].concat()),
@@ -127,7 +128,7 @@ pub fn check(plugin: &str, call: &Call, provided: Provided) -> Option<Result<(),
         }
         "host-device" => host_device::Device::read(call).map(drop).and_then(|()| ipam_name(call)),
         "ipvlan" => ipvlan::Network::read(call).map(drop).and_then(|()| ipam_name(call)),
-        "loopback" => Ok(()),
+        "loopback" | "passthru" => Ok(()),
         "macvlan" => macvlan::Network::read(call).map(drop).and_then(|()| ipam_name(call)),
         "neutron" => neutron::Network::read(call).map(drop),
         "portmap" => portmap::Settings::read(config).map(drop),

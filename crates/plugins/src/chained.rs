@@ -4,6 +4,7 @@
 
 pub mod bandwidth;
 pub mod firewall;
+pub mod passthru;
 pub mod portmap;
 pub mod sbr;
 pub mod tuning;

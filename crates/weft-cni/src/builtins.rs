@@ -7,6 +7,7 @@ use dhcp::Dhcp;
 use manifest::lint::plugins::canonical;
 use plugins::chained::bandwidth::Bandwidth;
 use plugins::chained::firewall::Firewall;
+use plugins::chained::passthru::Passthru;
 use plugins::chained::portmap::Portmap;
 use plugins::chained::sbr::Sbr;
 use plugins::chained::tuning::Tuning;
@@ -48,6 +49,7 @@ pub const TABLE: &[&dyn Plugin] = &[
     &Loopback,
     &Macvlan,
     &Neutron,
+    &Passthru,
     &Portmap,
     &Ptp,
     &Sbr,

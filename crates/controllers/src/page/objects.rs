@@ -144,18 +144,20 @@ impl Reduced for PoolObject {
 
     fn reduce(self) -> Row {
         let (PoolObject { spec, status, .. }, (_, pool)) = (&self, identity(&self.metadata));
+        let counted = !status.addresses.is_empty();
         Row::of(&json!({
             "k": ["", pool],
             "range": name(&spec.range),
             "space": name(&spec.network_name),
             "excluded": spec.exclude.len(),
-            "addresses": name(&status.addresses),
+            // Nobody counts without the IPAM controller: not known is not 0.
+            "addresses": counted.then(|| name(&status.addresses)),
             "blocks": name(&status.blocks),
-            "leased": status.leased_blocks,
-            "single": status.single_addresses,
-            "nodes": status.nodes,
-            "used": status.used_addresses,
-            "percent": status.leased_percent,
+            "leased": counted.then_some(status.leased_blocks),
+            "single": counted.then_some(status.single_addresses),
+            "nodes": counted.then_some(status.nodes),
+            "used": counted.then_some(status.used_addresses),
+            "percent": counted.then_some(status.leased_percent),
         }))
     }
 }

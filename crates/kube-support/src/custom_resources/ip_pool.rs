@@ -59,7 +59,7 @@ use serde_json::Value;
         name = "Percent",
         type_ = "integer",
         json_path = ".status.leasedPercent",
-        description = "Leased part of the addresses, in percent"
+        description = "Leased part of the addresses that can be allocated, in percent"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -90,7 +90,7 @@ pub struct IPPoolSpec {
 #[derive(Clone, Debug, Default, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct IPPoolStatus {
-    /// Number of addresses, as a string: there may be 2^128.
+    /// Number of addresses that can be allocated, as a string: there may be nearly 2^128.
     pub addresses: String,
     /// Number of blocks, as a string.
     pub blocks: String,
@@ -106,7 +106,7 @@ pub struct IPPoolStatus {
     /// Number of addresses that pods show in their network-status.
     #[schemars(with = "i64")]
     pub used_addresses: u64,
-    /// Leased part of the addresses, in percent.
+    /// Leased part of the addresses that can be allocated, in percent.
     #[schemars(with = "i64")]
     pub leased_percent: u8,
     /// Range, block size and address space of the pool when it was first used, or when its range was enlarged. While block

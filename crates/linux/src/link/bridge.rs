@@ -53,6 +53,7 @@ impl Rtnl {
     pub fn add_port_vlan(&mut self, index: u32, name: &str, vlan: PortVlan, on: VlanOn) -> Result<(), Error> {
         let message = vlan_message(SET_LINK, index, vlan, on);
         self.execute(0, message, || format!("add vlan {} to port {name}", vlan.id))
+            .map_err(|error| error.of_option("CONFIG_BRIDGE_VLAN_FILTERING"))
     }
 
     /// Removes a VLAN from a port. `bridge vlan del dev NAME vid ID`

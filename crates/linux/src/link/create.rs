@@ -306,6 +306,11 @@ impl NewKind<'_> {
         }
     }
 
+    /// Returns the kernel option that a variant of the kind needs beside its module.
+    pub(crate) fn option(&self) -> Option<&'static str> {
+        matches!(self, NewKind::Bridge { vlan_filtering: true }).then_some("CONFIG_BRIDGE_VLAN_FILTERING")
+    }
+
     fn name(&self) -> &'static str {
         match self {
             NewKind::Bridge { .. } => "bridge",

@@ -290,6 +290,16 @@ fn default_route_is_requested_by_at_most_one_element() {
     invalid(&with(r#""default-route":"10.0.0.1""#), Rule::InvalidDefaultRoute, "[0].default-route");
 }
 
+#[test]
+fn default_route_by_an_address_of_its_own_is_invalid() {
+    for (ips, gateway) in [("10.0.0.2/24", "10.0.0.2"), ("10.0.0.2", "10.0.0.2"), ("fd00::2/64", "fd00::2")] {
+        let keys = format!(r#""ips":["192.0.2.1","{ips}"],"default-route":["{gateway}"]"#);
+        invalid(&with(&keys), Rule::InvalidDefaultRoute, "[0].default-route");
+    }
+    let other = with(r#""ips":["10.0.0.2/24"],"default-route":["10.0.0.1"]"#);
+    assert!(select(&other)[0].default_route.is_requested());
+}
+
 // Requirements: conflict C12
 #[test]
 fn default_route_empty_list_is_a_request() {

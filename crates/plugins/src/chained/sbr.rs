@@ -169,8 +169,8 @@ fn add_tables<'a>(
     add_rules(net, netns, rules.into_iter(), undo)?;
     undo.push(undo_removed_routes(netns, own));
     for route in &leave {
-        // The kernel removes an IPv4 route with all its next hops.
-        linux::error::absent_is_fine(net.delete_route(route)).or_refused().context("table main")?;
+        // The main table keeps the next hops by other interfaces.
+        linux::error::absent_is_fine(net.delete_hop(route)).or_refused().context("table main")?;
     }
     undo.push(undo_added_routes(netns, hints.clone()));
     net.add_routes(&hints, Existing::Replace).or_refused().context("table main")

@@ -24,6 +24,7 @@ use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
+use linux::error::absent_is_fine;
 use linux::link::create::{NewKind, NewLink};
 use linux::link::removal::LinkRemoval;
 use linux::link::snapshot::LinkSnapshot;
@@ -127,7 +128,7 @@ impl Plugin for Vrf {
         let vrf = expect_table(&settings, find(&mut net, &settings.name)?.ok_or_else(absent)?)?;
         let link = net.link(who.ifname.as_str()).or_refused()?;
         match link.master == Some(vrf.index) {
-            true => Ok(()),
+            true => expect_no_hop_outside(&mut net, &link, vrf),
             false => Err(differs(
                 &link.name,
                 "master index",
@@ -253,14 +254,36 @@ fn enter<'a>(
         };
     });
     set_master(net, link, vrf.index).or_refused()?;
+    delete_surviving_hops(net, link, TABLE_MAIN)?;
     standing.restore_within(net, link, vrf.table, &changes, IPV6_TIMEOUT).or_refused()
+}
+
+/// Fails if a route outside of the VRF's table, to a destination that the table has, leads through the interface.
+fn expect_no_hop_outside(net: &mut Rtnl, link: &Link, vrf: ExistingVrf) -> Result<(), Error> {
+    let inside = net.routes_through(link.index, vrf.table).or_refused()?;
+    let mut outside = net.routes_through(link.index, TABLE_MAIN).or_refused()?;
+    outside.retain(|route| inside.iter().any(|own| own.dst == route.dst));
+    outside.first().map_or(Ok(()), |route| {
+        let why = format!("route {} by {} is also in the main table", route.dst, link.name);
+        Err(Error::internal(format!("{why}, beside table {} of its VRF; recreate the pod", vrf.table)))
+    })
 }
 
 /// Takes the interface out of the VRF. Routes that the main table does not accept must not prevent a DEL.
 fn leave(net: &mut Rtnl, link: &Link, vrf: ExistingVrf) -> Result<(), Error> {
     let standing = LinkSnapshot::of(net, link, vrf.table).or_refused()?;
     set_master(net, link, 0).or_refused()?;
+    delete_surviving_hops(net, link, vrf.table)?;
     let _ = standing.restore(net, link, TABLE_MAIN);
+    Ok(())
+}
+
+/// Removes the next hops by an interface from a table that it left. The kernel removes routes with one next hop; those
+/// with hops by other interfaces keep this one, and it would get a part of the flows when the interface is up.
+fn delete_surviving_hops(net: &mut Rtnl, link: &Link, table: u32) -> Result<(), Error> {
+    for hop in net.routes_through(link.index, table).or_refused()? {
+        absent_is_fine(net.delete_hop(&hop)).or_refused()?;
+    }
     Ok(())
 }
 

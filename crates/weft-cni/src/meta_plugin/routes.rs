@@ -126,7 +126,7 @@ fn defaults(net: &mut Rtnl, family: Family, links: &[Link]) -> Result<Vec<Route>
 fn delete_default_routes(net: &mut Rtnl, links: &[Link], families: &[Family]) -> Result<(), Error> {
     for family in families {
         for route in defaults(net, *family, links)? {
-            linux::error::absent_is_fine(net.delete_route(&route)).or_refused()?;
+            linux::error::absent_is_fine(net.delete_hop(&route)).or_refused()?;
         }
     }
     Ok(())
@@ -157,6 +157,7 @@ fn add_default_routes(
         let why = "the attachment has no interface in the sandbox for a default route";
         return Err(Error::config(why));
     };
+    expect_other_hosts(net, links, gateways)?;
     for Gateway { address, metric } in gateways {
         let everywhere = everywhere(*address)?;
         let mut route = Route::new(everywhere, link.index, Some(*address));
@@ -166,6 +167,35 @@ fn add_default_routes(
         recorded.priority = *metric;
         one.result.routes.push(recorded);
         one.changed = true;
+    }
+    Ok(())
+}
+
+/// Fails if a gateway is an address of the pod itself, or the network or broadcast address of its subnet: the kernel
+/// accepts some of these routes, and the packets go nowhere.
+///
+/// The first address of an IPv6 subnet is no error: it belongs to the routers of the subnet (RFC 4291, 2.6.1).
+fn expect_other_hosts(net: &mut Rtnl, links: &[Link], gateways: &[Gateway]) -> Result<(), Error> {
+    for link in links {
+        for address in net.addresses(link.index, &link.name).or_refused()? {
+            let subnet = address.address;
+            let why = |gateway: IpAddr| match subnet {
+                _ if gateway == subnet.addr() => Some("the address of the pod itself"),
+                IpNet::V4(subnet) if subnet.prefix_len() < 31 => match gateway {
+                    IpAddr::V4(gateway) if gateway == subnet.network() => Some("the address of the network"),
+                    IpAddr::V4(gateway) if gateway == subnet.broadcast() => Some("the broadcast address"),
+                    _ => None,
+                },
+                _ => None,
+            };
+            if let Some((gateway, why)) =
+                gateways.iter().find_map(|one| Some((one.address, why(one.address)?)))
+            {
+                let which = format!("{why} on {} ({subnet})", link.name);
+                let text = format!("it is {which}; set it to the address of a router in that subnet");
+                return Err(Error::key("default-route", format!("\"{gateway}\""), text));
+            }
+        }
     }
     Ok(())
 }

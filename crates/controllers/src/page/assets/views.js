@@ -37,7 +37,13 @@ export function poolsOf(network) {
   return rows("pools").filter((pool) => network.ranges.includes(pool.range) && pool.space === network.space);
 }
 
+/** Text for a number that the IPAM controller counts, and that no controller has counted. */
+function uncounted() {
+  return element("span", { class: "muted", title: "Unknown: the IPAM controller (weft controller --ipam) counts it, and has not yet" }, "unknown");
+}
+
 export function poolBar(pool) {
+  if (pool.used === null) return uncounted();
   const all = Number(pool.addresses) || 0;
   return bar(pool.used, all, `${number(pool.used)} of ${all > 1e9 ? all.toExponential(1) : number(all)}`);
 }
@@ -327,14 +333,19 @@ function blockRows() {
   return [...all.values()];
 }
 
+/** Returns the number of leased blocks of a pool; without the IPAM controller, counted from the blocks. */
+function blocksOf(pool) {
+  return pool.leased ?? rows("blocks").filter((block) => block.pool === pool.k[1] && block.node && !/\/(32|128)$/.test(block.range)).length;
+}
+
 export function addresses() {
   const poolColumns = [
     { title: "Pool", className: "main", value: (row) => row.k[1], cell: (row) => element("span", { class: "name" }, row.k[1]) },
     { title: "Range", className: "mono range", value: (row) => row.range, cell: (row) => row.range },
-    { title: "Used", className: "pool", value: (row) => row.used, cell: poolBar },
-    { title: "Leased to nodes", className: "pool", value: (row) => row.percent, cell: (row) => bar(row.percent, 100, `${row.percent} %`) },
-    { title: "Blocks", className: "number", value: (row) => row.leased, cell: (row) => `${number(row.leased)} of ${row.blocks ? number(row.blocks) : "–"}` },
-    { title: "Nodes", className: "number", value: (row) => row.nodes, cell: (row) => number(row.nodes) },
+    { title: "Used", className: "pool", value: (row) => row.used ?? -1, cell: poolBar },
+    { title: "Leased to nodes", className: "pool", value: (row) => row.percent ?? -1, cell: (row) => (row.percent === null ? uncounted() : bar(row.percent, 100, `${row.percent} %`)) },
+    { title: "Blocks", className: "number", value: (row) => blocksOf(row), cell: (row) => `${number(blocksOf(row))} of ${row.blocks ? number(row.blocks) : "–"}` },
+    { title: "Nodes", className: "number", value: (row) => row.nodes ?? -1, cell: (row) => (row.nodes === null ? uncounted() : number(row.nodes)) },
   ];
   const blockColumns = [
     { title: "Node", className: "main", value: (row) => row.node, cell: (row) => (row.node ? link(row.node, path("node", row.node), { class: "name" }) : muted("free")) },

@@ -46,6 +46,10 @@ pub(super) fn into_container(
     container: &Netns,
     ifname: &str,
 ) -> Result<Link, Error> {
+    // A device cannot have a name twice. The record has its alternative names, and DEL adds this one again.
+    if link.alternative_names.iter().any(|name| name == ifname) {
+        host.remove_alternative_names(link, &[ifname]).or_refused()?;
+    }
     let change = Change { name: Some(ifname), alias: Some(&link.name), ..Change::default() };
     host.move_link(link.index, &link.name, container, &change).or_refused()?;
     container.rtnl().and_then(|mut inside| inside.link(ifname)).or_refused()
@@ -331,6 +335,10 @@ impl PendingMove {
             let _ = move_to_host(&inside, &link, &mut host, record);
         }
         if let Ok(link) = host.link(&record.host_state.name) {
+            // One that the device lost before a move that failed.
+            for missing in record.alternative_names(&link).1 {
+                let _ = host.add_alternative_names(&link, &[missing]);
+            }
             let _ = standing.restore(&mut host, &link, TABLE_MAIN);
             let _ = store::forget(tag);
         }

@@ -9,7 +9,6 @@ use std::path::Path;
 
 use ipam::IpBlock;
 use ipam::address_store::is_valid_name;
-use ipam::pool_layout::address_count;
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -21,7 +20,7 @@ use cli_support::output::Format;
 use cli_support::table;
 use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::PoolObject;
-use ipam_api::pool_usage::PoolUsage;
+use ipam_api::pool_usage::{PoolUsage, address_filter};
 use ipam_api::store_name::address_store_name;
 use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
@@ -82,7 +81,7 @@ pub(super) fn show(
             usable_addresses: usage.size.to_string(),
             free_addresses: usage.free().to_string(),
             quarantined_addresses: usage.quarantined,
-            objects: blocks.then(|| block_documents(snapshot, name)),
+            objects: blocks.then(|| block_documents(snapshot, pool, name)),
             store: store_names(snapshot, name)
                 .iter()
                 .flat_map(|name| store_blocks_at(&address_stores.join(name)))
@@ -163,7 +162,9 @@ fn store_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
 }
 
 /// Returns a pool's objects, sorted by address.
-fn block_documents(snapshot: &ClusterSnapshot, pool: &str) -> Vec<BlockDocument> {
+fn block_documents(snapshot: &ClusterSnapshot, object: &PoolObject, pool: &str) -> Vec<BlockDocument> {
+    let filter = address_filter(object);
+    let addresses = |net: IpNet| filter.as_ref().map_or(0, |filter| filter.count_in(net));
     let objects: BTreeMap<IpNet, IpBlock> =
         snapshot.objects_of(pool).map(|object| (object.net, object)).collect();
     let mut used: BTreeMap<IpNet, u64> = BTreeMap::new();
@@ -177,7 +178,7 @@ fn block_documents(snapshot: &ClusterSnapshot, pool: &str) -> Vec<BlockDocument>
     let document = |(net, object): (IpNet, IpBlock)| BlockDocument {
         range: net.to_string(),
         used: used.get(&net).copied().unwrap_or(0),
-        addresses: address_count(net).to_string(),
+        addresses: addresses(net).to_string(),
         node: object.holder.node,
         claim: object.holder.claim,
     };
