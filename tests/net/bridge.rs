@@ -460,6 +460,7 @@ fn bridge_without_vlan_filtering_names_the_kernel_option() {
     if Feature::BridgeVlan.is_present() {
         return;
     }
+    rig::install(&host);
     let a = host.pod("a");
     let refused = host.attachment("bridge", &a, "eth0").add(&config(&json!({ "vlan": 5 })));
     assert!(refused.code == Some(1), "{refused}");
