@@ -2,7 +2,7 @@
 
     browser.py PART URL AXE TOKENS SCREENSHOTS
 
-PART: `views` all views, `sign-in` with tokens of two accounts, `away` without an API server. AXE: path of axe.min.js. TOKENS: of
+PART: `views` all views, `failing` one row for each failing pod, `sign-in` with tokens of two accounts, `away` without an API server. AXE: path of axe.min.js. TOKENS: of
 an account that may list pods, and of one that may not. SCREENSHOTS: directory of PNG files, or an empty string.
 
 Source: W3C WebDriver; ChromeDriver, "goog/cdp/execute"; axe-core API.
@@ -212,6 +212,26 @@ def views(browser):
     equal("HTML from a string is refused", browser.run("try { document.body.innerHTML = '<b>x</b>'; return 'accepted' } catch { return 'refused' }"), "refused")
 
 
+def failing(browser):
+    """23 pods fail, each with several Events and repetitions: 23 rows, whose reasons are not cut off."""
+    browser.show(WIDE, "light")
+    browser.open(URL + "/failures")
+    rows = "[...document.querySelectorAll('.failures tbody tr')]"
+    expect("a row for each failing pod, and one that recovered", browser.wait(f"{rows}.length === 24"), browser.run(f"return {rows}.length"))
+    equal("badge of the failing pods", browser.run("return document.getElementById('failures').textContent"), "23")
+    states = browser.run(f"return {rows}.map(row => row.cells[0].textContent)")
+    equal("failing pods first", states, ["Failing"] * 23 + ["Attached"])
+    cells = browser.run(f"return [...{rows}[0].cells].map(cell => cell.textContent)")
+    expect("network, reason and times", cells[2:4] == ["green/gone"] + ["AttachFailed"] and cells[5] == "45", cells)
+    expect("reason and hint in the row", "set \"master\" to an interface" in cells[4] and "weft history" in cells[4], cells)
+    cut = browser.run(f"return {rows}.filter(row => row.cells[4].scrollWidth > row.cells[4].clientWidth || row.scrollHeight > row.clientHeight + 1).length")
+    equal("no reason is cut off", cut, 0)
+    browser.open(URL + "/")
+    expect("state of the pods", browser.wait("[...document.querySelectorAll('.toggle')].find(button => button.textContent.startsWith('Failing'))?.textContent === 'Failing 23'"), browser.run("return document.body.innerText")[:600])
+    look(browser, "failing", "/failures", f"{rows}.length === 24")
+    equal("console", browser.errors(), [])
+
+
 def sign_in(browser):
     all_, none = TOKENS.split(" ")
     browser.show(WIDE, "light")
@@ -254,6 +274,6 @@ def away(browser):
 PART, URL, AXE, TOKENS, SCREENSHOTS = sys.argv[1:6]
 opened = Browser()
 try:
-    {"views": views, "sign-in": sign_in, "away": away}[PART](opened)
+    {"views": views, "failing": failing, "sign-in": sign_in, "away": away}[PART](opened)
 finally:
     opened.end()

@@ -122,6 +122,71 @@ fn status_shows_agent_plugin_and_sandboxes_of_each_node() {
 }
 
 #[test]
+fn list_failed_has_one_row_for_each_failing_pod() {
+    let Some(agent) = Agent::with_networks(host!(), ["a"]) else { return };
+    let configuration = reader(&agent, &[NODE]);
+    let broken =
+        json!({ "cniVersion": "1.0.0", "type": "macvlan", "master": "eth9", "ipam": { "type": "static" } });
+    agent.definition("no-master", &json!({}), &broken);
+    let machine_pod = agent.machine.pod("p");
+    let attempts = |name: &str, networks: &str, count: usize| {
+        let uid = agent.pod(name, &json!({ "k8s.v1.cni.cncf.io/networks": networks }));
+        for _ in 0..count {
+            let refused = agent.attachment(&machine_pod, name, &uid).add(&node_configuration());
+            assert_ne!(refused.code, Some(0), "{refused}");
+        }
+        uid
+    };
+    attempts("no-network", "missing", 3);
+    let recovers = attempts("no-interface", "a,no-master", 4);
+    attempts("waits", "a", 0);
+    let finished = weft(&agent, &configuration, &["list", "--failed", "-A"]);
+    assert!(
+        finished.code == Some(1) && finished.stderr.contains("events"),
+        "the right is missing: {finished}"
+    );
+    agent.kube.kubectl("create clusterrole events --verb=list --resource=events".split(' '));
+    let bind = "create clusterrolebinding events --clusterrole=events --serviceaccount=default:reader";
+    agent.kube.kubectl(bind.split(' '));
+    let failed = until("both pods have their Events", || {
+        let listed = rows(&weft(&agent, &configuration, &["list", "--failed", "-A", "-o", "json"]));
+        let counts: Vec<u64> = listed.iter().filter_map(|row| row["failures"].as_u64()).collect();
+        (listed.len() == 2 && counts.iter().all(|count| *count >= 2)).then_some(listed)
+    });
+    let row = |name: &str| failed.iter().find(|row| row["name"] == name).expect("the pod").clone();
+    let row_of_network = row("no-network");
+    assert_eq!(
+        (&row_of_network["reason"], &row_of_network["networks"]),
+        (&json!("NoNetworkFound"), &json!([format!("{NAMESPACE}/missing")])),
+        "{row_of_network}"
+    );
+    let row_of_interface = row("no-interface");
+    assert_eq!(row_of_interface["networks"], json!([format!("{NAMESPACE}/no-master")]), "{row_of_interface}");
+    let message = row_of_interface["message"].as_str().unwrap_or_default();
+    assert!(message.contains("eth9") && row_of_interface["reason"] == "AttachFailed", "{message}");
+    let series = agent.events("no-interface").iter().filter(|text| text.contains("eth9")).count();
+    assert_eq!(series, 1, "the attempts are one Event: {:?}", agent.events("no-interface"));
+    until("the metric has both pods", || {
+        (agent.page("/metrics").matches("\nweft_failing_pods{").count() == 2).then_some(())
+    });
+    let text = weft(&agent, &configuration, &["list", "--failed", "-n", NAMESPACE]);
+    assert_eq!((text.code, text.stdout.lines().count()), (Some(1), 3), "{text}");
+    // A pod that is attached afterwards is no longer listed.
+    let repaired = json!({ "k8s.v1.cni.cncf.io/networks": "a" });
+    let patch = json!({ "metadata": { "annotations": repaired } }).to_string();
+    agent.kube.kubectl(["-n", NAMESPACE, "patch", "pod", "no-interface", "--type=merge", "-p", &patch]);
+    until("the pod is attached", || {
+        let attached = agent.attachment(&machine_pod, "no-interface", &recovers).add(&node_configuration());
+        (attached.code == Some(0)).then_some(())
+    });
+    until("only one pod fails", || {
+        let listed = rows(&weft(&agent, &configuration, &["list", "--failed", "-A", "-o", "json"]));
+        (listed.len() == 1 && listed[0]["name"] == "no-network").then_some(())
+    });
+    agent.attachment(&machine_pod, "no-interface", &recovers).del(&node_configuration()).success();
+}
+
+#[test]
 fn status_of_an_agent_without_sandboxes_is_ready() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
     let configuration = reader(&agent, &[NODE]);

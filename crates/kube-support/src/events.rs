@@ -10,8 +10,8 @@
 //!
 //! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as in Multus.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -25,7 +25,9 @@ use rpc::task::NetworkChange;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 
+use crate::event_effect::{EventEffect, event_effect};
 use crate::event_publisher::{Event, EventPublisher, EventType};
+use crate::note_identity;
 use cli_support::activity::Busy;
 use cli_support::terminal::plain;
 
@@ -35,6 +37,8 @@ const CONTROLLER: &str = "weft";
 const NOTE_MAX: usize = 1024;
 /// Maximum number of queued Events; more are dropped.
 const QUEUE_MAX: usize = 1024;
+/// Maximum number of failing pods that are known; a node has fewer pods.
+const FAILING_MAX: usize = 1024;
 /// Longest delay of an Event while pods are attached.
 const DELAY_MAX: Duration = Duration::from_secs(2);
 /// Number of Events that are sent at once; enough for every pod of a node that starts.
@@ -46,7 +50,21 @@ const END_MAX: Duration = Duration::from_secs(3);
 
 /// Queue of Events.
 #[derive(Clone, Debug)]
-pub struct Events(mpsc::Sender<QueueItem>);
+pub struct Events {
+    queue: mpsc::Sender<QueueItem>,
+    failing: Arc<Mutex<BTreeMap<String, FailingPod>>>,
+}
+
+/// Pod whose newest Event says that a network fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailingPod {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Reason of the Event.
+    pub reason: &'static str,
+}
 
 /// Item of the queue.
 #[derive(Debug)]
@@ -107,23 +125,47 @@ impl Events {
                 }
             }
         });
-        Events(sender)
+        Events { queue: sender, failing: Arc::default() }
     }
 
     /// Waits until the queue is sent, for three seconds at most.
     pub async fn end(&self) {
         let (sender, done) = oneshot::channel();
-        let flushed = async { self.0.send(QueueItem::Flush(sender)).await.is_ok() && done.await.is_ok() };
+        let flushed = async { self.queue.send(QueueItem::Flush(sender)).await.is_ok() && done.await.is_ok() };
         if tokio::time::timeout(END_MAX, flushed).await != Ok(true) {
             warn!("queued Events are lost: the API server did not accept them in time");
         }
     }
 
     fn send(&self, pod: &PodIdentity, event: EventText) {
-        if !pod.name.is_empty() {
-            // If the queue is full, the Event is dropped: no program depends on it.
-            let _ = self.0.try_send(QueueItem::Event(event, pod.clone()));
+        if pod.name.is_empty() {
+            return;
         }
+        self.judge(pod, event.reason);
+        // If the queue is full, the Event is dropped: no program depends on it.
+        let _ = self.queue.try_send(QueueItem::Event(event, pod.clone()));
+    }
+
+    /// Remembers whether a pod fails. The uid of a static pod may be unknown: then there is no row.
+    fn judge(&self, pod: &PodIdentity, reason: EventReason) {
+        let Some(effect) = event_effect(reason.as_str()) else { return };
+        // A panic leaves no map half changed.
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        match effect {
+            EventEffect::Works => drop(failing.remove(&pod.uid)),
+            EventEffect::Fails if failing.len() < FAILING_MAX || failing.contains_key(&pod.uid) => {
+                let PodIdentity { namespace, name, uid } = pod.clone();
+                failing.insert(uid, FailingPod { namespace, name, reason: reason.as_str() });
+            }
+            EventEffect::Fails => {}
+        }
+    }
+
+    /// Returns the pods that fail, and forgets those that `exists` denies, by uid.
+    pub fn failing(&self, exists: impl Fn(&str) -> bool) -> Vec<FailingPod> {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        failing.retain(|uid, _| exists(uid));
+        failing.values().cloned().collect()
     }
 
     /// Sends an Event: a plan was refused.
@@ -424,17 +466,10 @@ fn reference(pod: &PodIdentity) -> ObjectReference {
     }
 }
 
-/// Returns the action of an Event with this note: the API identifies Events by reason and action, and would show the old note.
-///
-/// Identifiers of requests and objects are ignored: they differ at each attempt.
+/// Returns the action of an Event with this note: the API identifies Events by reason and action, and would show the old
+/// note. Words that differ at each attempt are ignored ([`crate::note_identity`]).
 pub fn distinct_action(action: &str, note: &str) -> String {
-    let is_identifier =
-        |word: &str| word.len() >= 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-    let mut hasher = DefaultHasher::new();
-    note.split(|letter: char| letter != '-' && !letter.is_ascii_alphanumeric())
-        .filter(|word| !is_identifier(word.strip_prefix("req-").unwrap_or(word)))
-        .for_each(|word| word.hash(&mut hasher));
-    format!("{action} {:08x}", hasher.finish() >> 32)
+    format!("{action} {:08x}", note_identity::hash(note) >> 32)
 }
 
 /// Returns the text without control characters, shortened to the limit of the API.

@@ -54,5 +54,30 @@ fn report(agent: &AgentState, record: &Record) {
         "DEL" | "take-down" => EventReason::DetachFailed,
         _ => return,
     };
-    agent.planner.events.call_failed(pod, reason, &error.to_string());
+    agent.planner.events.call_failed(pod, reason, &without_container(&error.to_string(), container));
+}
+
+/// Returns the error without the container ID, which differs at each attempt and between pods.
+fn without_container(error: &str, container: &str) -> String {
+    match container.is_empty() {
+        true => error.to_owned(),
+        false => {
+            error.replace(&format!("sandbox {container}"), "the sandbox").replace(container, "CONTAINER")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_failure_event_has_no_container_id() {
+        let id = "0a1b".repeat(16);
+        let busy = without_container(&format!("sandbox {id}: another operation runs"), &id);
+        assert_eq!(busy, "the sandbox: another operation runs");
+        let full = without_container(&format!("journal: write /var/lib/weft/sandboxes/{id}.json: full"), &id);
+        assert_eq!(full, "journal: write /var/lib/weft/sandboxes/CONTAINER.json: full");
+        assert_eq!(without_container("no such interface", ""), "no such interface");
+    }
 }

@@ -34,6 +34,9 @@ pub(crate) async fn follow(agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) {
             continue;
         }
         let pods = agent.planner.pods.all();
+        let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        let failing = agent.planner.events.failing(|uid| uids.contains(uid));
+        agent.metrics.failing(failing.into_iter().map(|pod| (pod.namespace, pod.name, pod.reason)));
         let due = sandboxes.with(|all| {
             let whole = all.values().filter(|sandbox| sandbox.entry.complete);
             let attached: BTreeSet<&str> = whole.map(|sandbox| sandbox.entry.plan.pod.uid.as_str()).collect();

@@ -46,6 +46,13 @@ struct Stage {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfPod {
+    namespace: String,
+    pod: String,
+    reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct State {
     state: &'static str,
 }
@@ -161,6 +168,7 @@ pub struct Metrics {
     policy_restored: Counter,
     drifted: Gauge,
     unattached: Gauge,
+    failing: Family<OfPod, Gauge>,
     /// Number of trace spans.
     pub spans: Spans,
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
@@ -191,6 +199,7 @@ impl Default for Metrics {
             policy_restored: Counter::default(),
             drifted: Gauge::default(),
             unattached: Gauge::default(),
+            failing: Family::default(),
             spans: Spans::default(),
             plugins: std::sync::Mutex::default(),
             waiting: Gauge::default(),
@@ -334,6 +343,11 @@ impl Metrics {
             self.unattached.clone(),
         );
         registry.register(
+            "failing_pods",
+            "Pods whose networks fail now: 1 for each, with the reason of the newest Event",
+            self.failing.clone(),
+        );
+        registry.register(
             "plan_requests_waiting",
             "Number of plan requests that wait for a free worker",
             self.waiting.clone(),
@@ -457,6 +471,14 @@ impl Metrics {
         self.unattached.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
+    /// Sets the pods whose networks fail: namespace, name, and the reason of the newest Event.
+    pub fn failing(&self, pods: impl IntoIterator<Item = (String, String, &'static str)>) {
+        self.failing.clear();
+        for (namespace, pod, reason) in pods {
+            self.failing.get_or_create(&OfPod { namespace, pod, reason: reason.to_owned() }).set(1);
+        }
+    }
+
     /// Sets the number of journal entries in a state.
     pub fn sandboxes(&self, state: &'static str, count: usize) {
         self.sandboxes.get_or_create(&State { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -465,6 +487,7 @@ impl Metrics {
     /// Returns metrics in which each family has a series, for the reference of metrics.
     pub fn example() -> Metrics {
         let metrics = Metrics::default();
+        metrics.failing([("NAMESPACE".to_owned(), "POD".to_owned(), "REASON")]);
         let Ok(ifname) = IfName::new("eth0") else { return metrics };
         let attached = AttachmentReport {
             network: String::new(),

@@ -11,6 +11,10 @@
 //!
 //! Source: multi-network specification v1.3, section 5; conflicts C5, C6; Multus for `gateway`, `mtu` and bare addresses.
 
+mod missing;
+
+pub use missing::{MissingNetwork, missing_networks};
+
 use std::net::IpAddr;
 
 use cni::error::Error;

@@ -113,6 +113,42 @@ fn page_in_a_browser_is_live_accessible_and_fits_a_phone() {
 }
 
 #[test]
+fn page_in_a_browser_lists_each_failing_pod_once() {
+    let Some(browser) = Browser::new() else { return };
+    let Some(kube) = Kube::new(Machine::new(host!(), "control").into()) else { return };
+    let cluster = PageCluster::on(kube);
+    cluster.fill(1, 1);
+    let why = "attach green/web net1: macvlan: master \"eth9\": no such interface; set \"master\" to an interface of \
+               this node, or change the network for nodes without it";
+    let mut objects = Vec::new();
+    for number in 0..23 {
+        let name = format!("stuck-{number:02}");
+        let mut stuck = pod("green", &name, "worker-01", &[], 1);
+        stuck["metadata"]["annotations"] = json!({ "k8s.v1.cni.cncf.io/networks": "gone" });
+        objects.push(stuck);
+        for (reason, at, count) in [
+            ("NoNetworkFound", "00", 1),
+            ("NetworkRefused", "01", 3),
+            ("AttachFailed", "02", 40),
+            ("NodeUnknown", "01", 1),
+        ] {
+            let mut event = event("green", &name, "Warning", reason, why);
+            let time = format!("2026-11-26T03:00:{at}.000000Z");
+            event["series"] = json!({ "count": count, "lastObservedTime": time });
+            objects.push(event);
+        }
+    }
+    let recovered = [
+        event("blue", "pod-0000", "Warning", "AttachFailed", why),
+        event("blue", "pod-0000", "Normal", "AddedInterface", "Add eth0"),
+    ];
+    cluster.apply_all(&objects);
+    cluster.apply_all(&recovered);
+    cluster.start(OPEN);
+    assert_all(&browser.run(&cluster, "failing", &format!("http://{OPEN}"), ""));
+}
+
+#[test]
 fn page_in_a_browser_signs_in_and_shows_lost_connections() {
     let Some(browser) = Browser::new() else { return };
     let Some(kube) = Kube::own(Machine::new(host!(), "control").into()) else { return };

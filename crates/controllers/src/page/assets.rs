@@ -15,7 +15,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 static DOCUMENT: Asset =
     Asset { content_type: "text/html; charset=utf-8", content: include_str!("assets/index.html") };
 /// Further files, by path.
-static FILES: [(&str, Asset); 8] = [
+static FILES: [(&str, Asset); 9] = [
     (
         "/page.css",
         Asset { content_type: "text/css; charset=utf-8", content: include_str!("assets/page.css") },
@@ -26,6 +26,7 @@ static FILES: [(&str, Asset); 8] = [
     ("/table.js", Asset { content_type: SCRIPT, content: include_str!("assets/table.js") }),
     ("/views.js", Asset { content_type: SCRIPT, content: include_str!("assets/views.js") }),
     ("/details.js", Asset { content_type: SCRIPT, content: include_str!("assets/details.js") }),
+    ("/failing.js", Asset { content_type: SCRIPT, content: include_str!("assets/failing.js") }),
     ("/elements.js", Asset { content_type: SCRIPT, content: include_str!("assets/elements.js") }),
 ];
 /// Paths of the views without an object.

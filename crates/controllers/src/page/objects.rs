@@ -17,6 +17,7 @@ use kube_support::custom_resources::{
     FailedCall, IPBlock, IPBlockSpec, IPPool, IPPoolSpec, IPPoolStatus, MultiNetworkPolicy, WeftNode,
     WeftNodeStatus,
 };
+use kube_support::event_effect::{EventEffect, event_effect};
 use kube_support::resource;
 use kube_support::resources::Reduced;
 use serde::{Deserialize, Deserializer};
@@ -129,6 +130,7 @@ impl Reduced for EventObject {
             "kind": name(&involved_object.kind),
             "of": name(&involved_object.name),
             "bad": kind == "Warning",
+            "effect": event_effect(reason).map(EventEffect::as_str),
             "reason": name(reason),
             "action": name(action),
             "note": message(note),

@@ -94,7 +94,11 @@ impl Parent {
             inside.link_at(link.index).or_refused()
         });
         // Also if only the answer was lost. Best effort: the original error is returned.
-        named.inspect_err(|_| forget_child(container, child.name, tag))
+        named.map_err(|error| {
+            forget_child(container, child.name, tag);
+            // The temporary name differs for each container, and tells a reader nothing.
+            Error { msg: error.msg.replace(&temporary, child.name), ..error }
+        })
     }
 
     /// Returns the error of a creation. "Exists" is temporary: another container may release, for example, the VLAN id.

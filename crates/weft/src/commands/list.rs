@@ -7,6 +7,7 @@
 //! - It changes nothing, and queries the kernel only for `--policies`.
 
 mod cluster;
+mod failed;
 
 use std::time::{Duration, SystemTime};
 
@@ -40,6 +41,7 @@ Example:
   weft list
   weft list my-namespace/my-pod -o wide
   weft list -A
+  weft list -A --failed
   weft list -n my-namespace my-pod
   weft list --policies
   weft list -w
@@ -50,7 +52,7 @@ attachments of this node are listed. -o json prints a list of sandboxes with pod
 netns, attachments (network, interface, configName, state, result) and networkStatus. An unreadable entry has containerId
 and error. -f and --config are only used to find the journal if cniDir of the configuration moves it.
 
-{EXIT_CODES} An unreadable entry and a named pod without networks are failures."))]
+{EXIT_CODES} An unreadable entry, a named pod without networks and a pod that fails are failures."))]
 pub(crate) struct Arguments {
     /// Name of a pod in the namespace, or NAMESPACE/NAME (default: all pods)
     #[arg(value_name = "POD", conflicts_with = "all_namespaces")]
@@ -61,6 +63,9 @@ pub(crate) struct Arguments {
     /// List the packets that network policies allowed and denied, for each attachment of this node and rule
     #[arg(long, conflicts_with_all = ["all_namespaces", "namespace", "watch"])]
     policies: bool,
+    /// List the pods of the cluster whose networks fail now, with network, reason and hint; one row for each pod
+    #[arg(long, conflicts_with_all = ["policies", "watch"])]
+    failed: bool,
     /// List the pods of this namespace of the cluster (default: the namespace of the context; `default` for a pod of this
     /// node)
     #[arg(short = 'n', long, value_name = "NAMESPACE")]
@@ -89,20 +94,25 @@ enum Document<'a> {
 
 /// Runs `weft list`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { pod, all_namespaces, namespace, policies, watch, cluster, inputs, output } = arguments;
+    let Arguments { pod, all_namespaces, namespace, policies, failed, watch, cluster, inputs, output } =
+        arguments;
     watch.require_table(output.format)?;
     if *policies && cluster.is_given() {
         let why = "--policies lists the counters of this node, --kubeconfig and --context name a cluster";
         return Err(Failure::new(why).next("run weft list --policies on the node").exit(Exit::Usage));
     }
+    let list_pods = |listed: ListedPods<'_>| match failed {
+        true => failed::list(cluster, listed, output.format),
+        false => cluster::list(cluster, listed, output.format, *watch),
+    };
     if *all_namespaces {
-        return cluster::list(cluster, ListedPods::All, output.format, *watch);
+        return list_pods(ListedPods::All);
     }
-    if namespace.is_some() || cluster.is_given() {
+    if *failed || namespace.is_some() || cluster.is_given() {
         let namespace = cluster.namespace(namespace.as_deref())?;
         let pod = pod.as_ref().map(|pod| PodName::within(&namespace, pod)).transpose()?;
         let listed = pod.as_ref().map_or(ListedPods::OfNamespace(&namespace), ListedPods::Named);
-        return cluster::list(cluster, listed, output.format, *watch);
+        return list_pods(listed);
     }
     let pod = pod.as_ref().map(|pod| PodName::within(DEFAULT_NAMESPACE, pod)).transpose()?;
     let KnownJournals { known: handles, unknown: unknown_journal } = JournalHandle::all(inputs)?;

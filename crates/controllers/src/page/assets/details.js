@@ -1,7 +1,7 @@
 // One pod, one network, one node. Each function returns `{ title, node, update }`.
 
 import { ago, badge, element, empty, facts, link, networkLink, number, path, podLink, stateBadge } from "./elements.js";
-import { key, rows, store } from "./store.js";
+import { key, podOf, rows, store } from "./store.js";
 import { Table } from "./table.js";
 import { allNodes, interfaces, pluginBadge, podsByNetwork, poolBar, poolsOf } from "./views.js";
 
@@ -64,7 +64,7 @@ export function pod(namespace, name) {
   const title = `${namespace}/${name}`;
   const isChanged = changeDetector();
   function update() {
-    const row = store.tables.pods.get(key(namespace, name));
+    const row = podOf(namespace, name);
     const events = rows("events").filter((event) => event.k[0] === namespace && event.kind === "Pod" && event.of === name);
     if (!isChanged(row, events)) return;
     if (!row) {
@@ -75,9 +75,10 @@ export function pod(namespace, name) {
     const all = interfaces(row).map(({ network, name: own, ips, mac, mtu, isDefault }) =>
       [mono(own || "–"), [networkLink(network), isDefault ? muted(" default") : null], ips.length ? ips.map((ip) => element("span", { class: "mono address" }, ip)) : muted("–"), mono(mac || "–"), mtu ? number(mtu) : muted("–")]);
     const problems = [
-      row.fault,
-      ...(row.missing.length && row.state !== "ended" ? [`${row.state === "waiting" ? "Waits for" : "Runs without"} ${row.missing.join(", ")}`] : []),
-      drifted ? `Drift: ${drifted.note}` : null,
+      row.failure ? `${row.failure.reason}: ${row.failure.note}` : row.fault,
+      row.failure ? `Next: ${row.failure.hint}` : null,
+      ...(row.missing.length && row.state !== "ended" ? [`${row.state === "waiting" || row.state === "failing" ? "Waits for" : "Runs without"} ${row.missing.join(", ")}`] : []),
+      drifted && row.failure?.reason !== "InterfaceDrifted" ? `Drift: ${drifted.note}` : null,
     ].filter(Boolean);
     const mayEvents = store.viewer?.may.events;
     content.replaceChildren(

@@ -44,6 +44,7 @@ export function podLink(namespace, name) {
 export const STATES = {
   attached: ["Attached", "ok"],
   waiting: ["Waiting", "wait"],
+  failing: ["Failing", "bad"],
   missing: ["Missing network", "bad"],
   invalid: ["Invalid annotation", "bad"],
   ended: ["Ended", "off"],

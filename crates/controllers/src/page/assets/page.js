@@ -97,7 +97,7 @@ function status() {
   const open = openFailures();
   failureCount.textContent = open ? String(open) : "";
   failureCount.hidden = !open;
-  failureCount.title = "Pods without a network that they select";
+  failureCount.title = "Pods that fail now";
 }
 
 function update() {

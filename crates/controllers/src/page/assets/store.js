@@ -1,5 +1,7 @@
 // Rows of the cluster, as the stream of the server sends them, and the state of the connection.
 
+import { judge } from "./failing.js";
+
 const TABLES = ["networks", "nodes", "pools", "blocks", "policies", "events", "pods"];
 /** Key of the token in the storage of this tab. It is forgotten when the tab is closed. */
 const TOKEN = "weft-token";
@@ -37,6 +39,7 @@ let isScheduled = false;
 
 /** Calls the listeners soon, once for many changes. */
 function changed() {
+  judged = null;
   if (isScheduled) return;
   isScheduled = true;
   setTimeout(() => {
@@ -47,8 +50,21 @@ function changed() {
 
 export const key = (namespace, name) => `${namespace}/${name}`;
 
+/** Pods with their failures, until a row changes. */
+let judged = null;
+
+function judgedPods() {
+  judged ??= judge(store.tables.pods, store.tables.events.values());
+  return judged;
+}
+
 export function rows(table) {
-  return [...store.tables[table].values()];
+  return [...(table === "pods" ? judgedPods() : store.tables[table]).values()];
+}
+
+/** Returns the row of a pod, with its failure if it fails. */
+export function podOf(namespace, name) {
+  return judgedPods().get(key(namespace, name));
 }
 
 /** Whether a resource is not in the cluster or cannot be read, with the reason. */

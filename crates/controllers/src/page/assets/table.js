@@ -6,6 +6,8 @@ import { element } from "./elements.js";
 
 /** Number of rows that are rendered before and after the visible ones. */
 const MARGIN = 12;
+/** Number of rows of a table whose rows have their own heights. */
+const FLOWING_MAX = 500;
 
 export class Table {
   #columns;
@@ -19,20 +21,23 @@ export class Table {
   #rowHeight = 34;
   #onSort;
   #isPure;
+  #isFlowing;
   #shown = [];
 
   /**
    * `label` names the table; `sort` is the index of the first column to sort by, with `-` before it for descending.
    * `isPure`: cells depend on their row alone, so that rows which are the same objects are not rendered again.
+   * `isFlowing`: a row is as high as its texts, nothing is cut off, and the first rows are rendered.
    */
-  constructor({ label, columns, sort = "0", className = "", onSort = () => {}, isPure = false }) {
+  constructor({ label, columns, sort = "0", className = "", onSort = () => {}, isPure = false, isFlowing = false }) {
     this.#isPure = isPure;
+    this.#isFlowing = isFlowing;
     this.#columns = columns;
     this.#onSort = onSort;
     this.#isDescending = sort.startsWith("-");
     this.#sort = Math.min(Math.abs(Number.parseInt(sort, 10)) || 0, columns.length - 1);
     this.head = element("tr", { role: "row", "aria-rowindex": "1" });
-    this.#table = element("table", { role: "table", class: className, "aria-label": label },
+    this.#table = element("table", { role: "table", class: isFlowing ? `${className} flowing` : className, "aria-label": label },
       element("thead", { role: "rowgroup" }, this.head), this.#body);
     this.node = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${label}, scrollable` },
       this.#table);
@@ -96,8 +101,8 @@ export class Table {
     const [rows, height] = [this.#rows, this.#rowHeight];
     const above = Math.floor(this.node.scrollTop / height);
     const visible = Math.ceil((this.node.clientHeight || 600) / height);
-    const first = Math.max(0, Math.min(above - MARGIN, rows.length - visible - MARGIN));
-    const last = Math.min(rows.length, above + visible + MARGIN);
+    const first = this.#isFlowing ? 0 : Math.max(0, Math.min(above - MARGIN, rows.length - visible - MARGIN));
+    const last = this.#isFlowing ? Math.min(rows.length, FLOWING_MAX) : Math.min(rows.length, above + visible + MARGIN);
     if (!isForced && first === this.#first && last === this.#last) return;
     [this.#first, this.#last] = [first, last];
     const focused = document.activeElement?.closest?.("tr")?.dataset.key;
@@ -105,7 +110,7 @@ export class Table {
     this.#shown = rows.slice(first, last);
     const shown = this.#shown.map((row, index) => this.#row(row, first + index));
     this.#table.setAttribute("aria-rowcount", String(rows.length + 1));
-    this.#body.replaceChildren(...this.#space(first * height), ...shown, ...this.#space((rows.length - last) * height));
+    this.#body.replaceChildren(...this.#space(first * height), ...shown, ...(this.#isFlowing ? [] : this.#space((rows.length - last) * height)));
     if (hadFocus) {
       const again = shown.find((row) => row.dataset.key === focused);
       again?.querySelector("a, button")?.focus({ preventScroll: true });
@@ -145,6 +150,7 @@ export class Table {
     if (top < view.scrollTop) view.scrollTop = top;
     if (top + height + head > view.scrollTop + view.clientHeight) view.scrollTop = top + height + head - view.clientHeight;
     this.#render(true);
+    if (this.#isFlowing) this.#body.querySelector(`tr[data-index="${index}"]`)?.scrollIntoView({ block: "nearest" });
     this.#body.querySelector(`tr[data-index="${index}"] :is(a, button)`)?.focus({ preventScroll: true });
   }
 }

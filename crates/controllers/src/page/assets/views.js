@@ -1,7 +1,7 @@
 // Lists: pods, map, networks, nodes, addresses and failures. Each function returns `{ title, node, update }`.
 
 import { ago, badge, bar, element, empty, link, number, path, podLink, stateBadge, STATES } from "./elements.js";
-import { key, rows, store, waitsFor } from "./store.js";
+import { key, podOf, rows, store, waitsFor } from "./store.js";
 import { Table } from "./table.js";
 
 const mono = (text) => element("span", { class: "mono" }, text);
@@ -130,7 +130,7 @@ function chips(pod) {
   return [
     own.map(([network, , ips]) => element("span", { class: "chip" }, short(network), ips[0] ? mono(ips[0]) : null)),
     pod.missing.slice(0, 4).map((network) => element("span", { class: "chip bad" }, short(network), " missing")),
-    pod.fault ? element("span", { class: "chip bad" }, pod.fault) : null,
+    pod.failure ? element("span", { class: "chip bad", title: pod.failure.note }, pod.failure.note) : null,
   ];
 }
 
@@ -286,7 +286,7 @@ export function allNodes() {
     if (!all.has(pod.node)) all.set(pod.node, { k: ["", pod.node], pods: 0, missing: 0, isSilent: true });
     const node = all.get(pod.node);
     node.pods += 1;
-    if (pod.state === "missing" || pod.state === "invalid") node.missing += 1;
+    if (pod.failure) node.missing += 1;
   }
   return [...all.values()];
 }
@@ -303,7 +303,7 @@ export function nodes() {
     { title: "Agent", className: "version", value: (row) => row.version ?? "", cell: (row) => row.version ?? muted("no report") },
     { title: "Plugin file", className: "state", value: (row) => row.plugin ?? "", cell: pluginBadge },
     { title: "Pods", className: "number", value: (row) => row.pods, cell: (row) => number(row.pods) },
-    { title: "Missing", className: "number", hint: "Pods without a network that they select", value: (row) => row.missing, cell: (row) => (row.missing ? badge(number(row.missing), "bad") : muted("0")) },
+    { title: "Missing", className: "number", hint: "Pods that fail", value: (row) => row.missing, cell: (row) => (row.missing ? badge(number(row.missing), "bad") : muted("0")) },
     { title: "Failed calls", className: "number", hint: "In the hour before the report", value: (row) => row.failed ?? 0, cell: (row) => (row.failed ? badge(number(row.failed), "bad") : muted(row.isSilent ? "–" : "0")) },
     { title: "Reported", className: "time", value: (row) => row.at ?? "", cell: (row) => (row.at ? ago(row.at) : muted("–")) },
   ];
@@ -372,43 +372,55 @@ export function addresses() {
   });
 }
 
-/** Returns the failures that are known now, the newest first. */
+/** Returns the failures: pods that fail now first, then other objects and pods that failed, each once; newest first. */
 export function allFailures() {
-  const all = [];
-  const named = new Set();
+  const all = new Map();
+  for (const pod of rows("pods")) {
+    if (!pod.failure) continue;
+    const { at, reason, note, networks, count } = pod.failure;
+    all.set(`Pod/${pod.k.join("/")}`, { k: pod.k, at, kind: "Pod", namespace: pod.k[0], name: pod.k[1], reason, note, hint: pod.failure.hint, networks, count, now: pod.state, isFailing: true });
+  }
   for (const event of rows("events")) {
     if (!event.bad) continue;
-    const pod = event.kind === "Pod" ? store.tables.pods.get(key(event.k[0], event.of)) : null;
-    const now = event.kind !== "Pod" ? "" : pod ? pod.state : store.viewer?.may.pods === true ? "deleted" : "";
-    named.add(key(event.k[0], event.of));
-    all.push({ k: event.k, at: event.at ?? "", kind: event.kind, namespace: event.k[0], name: event.of, reason: event.reason, note: event.note, count: event.count, now });
+    const id = `${event.kind}/${event.k[0]}/${event.of}`;
+    const known = all.get(id);
+    if (known?.isFailing) continue;
+    const at = event.at ?? "";
+    const row = known ?? { k: [event.kind, event.k[0], event.of], at: "", kind: event.kind, namespace: event.k[0], name: event.of, count: 0, hint: "", networks: [], now: stateNow(event), isFailing: false };
+    row.count += event.count;
+    if (at >= row.at) Object.assign(row, { at, reason: event.reason, note: event.note });
+    all.set(id, row);
   }
-  for (const pod of rows("pods")) {
-    if ((pod.state !== "missing" && pod.state !== "invalid") || named.has(pod.k.join("/"))) continue;
-    const note = pod.fault ?? `runs without ${pod.missing.join(", ")}`;
-    all.push({ k: ["state", ...pod.k], at: "", kind: "Pod", namespace: pod.k[0], name: pod.k[1], reason: "State", note, count: 1, now: pod.state });
-  }
-  return all;
+  return [...all.values()];
 }
 
-/** Number of failures of pods that still lack a network. */
+/** State of an Event's pod now: empty if it is no pod, or if it cannot be known. */
+function stateNow(event) {
+  if (event.kind !== "Pod") return "";
+  const pod = podOf(event.k[0], event.of);
+  return pod ? pod.state : store.viewer?.may.pods === true ? "deleted" : "";
+}
+
+/** Number of pods that fail now. */
 export function openFailures() {
-  return rows("pods").filter((pod) => pod.state === "missing" || pod.state === "invalid").length;
+  return rows("pods").filter((pod) => pod.failure).length;
 }
 
 export function failures() {
   const object = (row) => (row.kind === "Pod" ? podLink(row.namespace, row.name) : element("span", { class: "name" }, `${row.kind} ${row.namespace}/${row.name}`));
   const columns = [
-    { title: "When", className: "time", value: (row) => row.at, cell: (row) => (row.at ? ago(row.at) : muted("now")) },
+    // Failing pods first, then by time: the digits of a time sort as text.
+    { title: "State", className: "state", value: (row) => `${row.isFailing ? 1 : 0} ${row.at}`, cell: (row) => (row.now ? stateBadge(row.now) : muted("–")) },
     { title: "Object", className: "main", value: (row) => `${row.namespace}/${row.name}`, cell: object },
+    { title: "Network", className: "home", value: (row) => row.networks.join(" "), cell: (row) => row.networks.join(" ") || muted("–") },
     { title: "Reason", className: "reason", value: (row) => row.reason, cell: (row) => row.reason },
-    { title: "Message", className: "wide", cell: (row) => element("span", { title: row.note }, row.note) },
+    { title: "Message", className: "wide", cell: (row) => [row.note, row.hint ? element("code", { class: "hint" }, row.hint) : null] },
     { title: "Times", className: "number", value: (row) => row.count, cell: (row) => number(row.count) },
-    { title: "State now", className: "state", value: (row) => row.now, cell: (row) => (row.now ? stateBadge(row.now) : muted("–")) },
+    { title: "Last", className: "time", value: (row) => row.at, cell: (row) => (row.at ? ago(row.at) : muted("now")) },
   ];
-  const table = new Table({ label: "Failures", columns, sort: "-0", className: "failures" });
+  const table = new Table({ label: "Failures", columns, sort: "-0", className: "failures", isFlowing: true });
   return simpleList({
-    title: "Failures", table, what: "failures", source: "events", all: allFailures, matches: (row) => `${row.namespace}/${row.name} ${row.reason} ${row.note} ${row.now}`,
+    title: "Failures", table, what: "failures", source: "events", all: allFailures, matches: (row) => `${row.namespace}/${row.name} ${row.networks.join(" ")} ${row.reason} ${row.note} ${row.now}`,
     none: ["No failure is known", "weft has reported none in Events of the last hour, and every pod has its networks."],
   });
 }

@@ -4,8 +4,8 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_support::resource;
 use kube_support::resources::Reduced;
-use npwg::selection::{Annotation, Reading};
-use npwg::status::{Entry, NETWORK_STATUS};
+use npwg::selection::Annotation;
+use npwg::status::{Entry, MissingNetwork, NETWORK_STATUS, missing_networks};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -36,6 +36,14 @@ struct PodSpec {
 #[serde(default)]
 struct PodStatus {
     phase: String,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    r#type: String,
+    status: String,
 }
 
 /// State of a pod's networks.
@@ -55,17 +63,18 @@ enum NetworkState {
 
 /// Networks that a pod selects and does not have, or why the annotation is invalid.
 struct Selected {
-    missing: Vec<String>,
+    missing: Vec<MissingNetwork>,
     fault: Option<String>,
 }
 
 // === impl NetworkState ===
 
 impl NetworkState {
-    fn of(phase: &str, selected: &Selected) -> NetworkState {
+    fn of(phase: &str, selected: &Selected, has_status: bool) -> NetworkState {
         match phase {
             "Succeeded" | "Failed" => NetworkState::Ended,
             _ if selected.fault.is_some() => NetworkState::Invalid,
+            "Pending" if !has_status => NetworkState::Waiting,
             _ if selected.missing.is_empty() => NetworkState::Attached,
             "Running" => NetworkState::Missing,
             _ => NetworkState::Waiting,
@@ -86,27 +95,16 @@ impl NetworkState {
 // === impl Selected ===
 
 impl Selected {
-    /// Compares the annotation with the interfaces. A network that is selected twice needs two interfaces.
     fn of(annotation: &str, namespace: &str, entries: &[Entry]) -> Selected {
-        let elements = match Reading::of(Annotation::Networks, annotation, namespace).settle() {
-            Ok(selection) => selection.elements,
-            Err(refusal) => {
-                return Selected { missing: Vec::new(), fault: Some(message(&refusal.fault().to_string())) };
+        match missing_networks(annotation, namespace, entries) {
+            Ok(mut missing) => {
+                missing.truncate(INTERFACES_MAX);
+                Selected { missing, fault: None }
             }
-        };
-        let mut present: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-        let mut missing = Vec::new();
-        for element in elements {
-            let network = element.network.to_string();
-            // Other components write the name without the pod's namespace.
-            let short = network.strip_prefix(namespace).and_then(|rest| rest.strip_prefix('/'));
-            match present.iter().position(|known| *known == network || Some(*known) == short) {
-                Some(place) => drop(present.swap_remove(place)),
-                None => missing.push(name(&network)),
+            Err(refusal) => {
+                Selected { missing: Vec::new(), fault: Some(message(&refusal.fault().to_string())) }
             }
         }
-        missing.truncate(INTERFACES_MAX);
-        Selected { missing, fault: None }
     }
 }
 
@@ -127,7 +125,10 @@ impl Reduced for PodObject {
         let (namespace, pod) = identity(&self.metadata);
         let annotation = |key: &str| self.metadata.annotations.as_ref().and_then(|all| all.get(key));
         let (networks, status) = (annotation(Annotation::Networks.key()), annotation(NETWORK_STATUS));
-        if networks.is_none() && status.is_none() {
+        let phase = &self.status.phase;
+        // A pod that waits on a node may wait for weft, also if it selects no network.
+        let is_starting = phase == "Pending" && !self.spec.node_name.is_empty();
+        if networks.is_none() && status.is_none() && !is_starting {
             return Row::default();
         }
         let read = |text: &String| serde_json::from_str::<Vec<Entry>>(text).ok();
@@ -139,14 +140,16 @@ impl Reduced for PodObject {
         if is_unreadable && selected.fault.is_none() {
             selected.fault = Some(format!("annotation {NETWORK_STATUS}: it is not a list of interfaces"));
         }
-        let phase = &self.status.phase;
+        let is_ready = self.status.conditions.iter().any(|one| one.r#type == "Ready" && one.status == "True");
         Row::of(&json!({
             "k": [namespace, pod],
             "node": name(&self.spec.node_name),
             "phase": name(phase),
-            "state": NetworkState::of(phase, &selected).text(),
+            "state": NetworkState::of(phase, &selected, status.is_some()).text(),
+            "ready": is_ready,
             "if": entries.iter().map(|entry| interface(entry, namespace)).collect::<Vec<_>>(),
-            "missing": selected.missing,
+            "missing": selected.missing.iter().map(|one| name(&one.network)).collect::<Vec<_>>(),
+            "wanted": selected.missing.iter().map(|one| name(&one.interface)).collect::<Vec<_>>(),
             "fault": selected.fault,
             "leaving": self.metadata.deletion_timestamp.is_some(),
         }))

@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
@@ -35,7 +36,7 @@ const AGE: usize = 6;
 /// Interval between two looks with `-w`: changes in between are printed together.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Number of pods in one response of the API server.
-const PAGE: u32 = 500;
+pub(super) const PAGE: u32 = 500;
 
 /// Pod, reduced to the fields in use.
 #[derive(Clone, Debug, Deserialize)]
@@ -160,7 +161,11 @@ async fn watch_pods(client: Client, listed: ListedPods<'_>, format: Format) -> R
 }
 
 impl ListedPods<'_> {
-    fn api(self, client: Client) -> Api<ListedPod> {
+    /// Returns the API of these pods, or of other objects in their namespaces.
+    pub(super) fn api<K>(self, client: Client) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
         match self {
             ListedPods::All => Api::all(client),
             ListedPods::OfNamespace(namespace) => Api::namespaced(client, namespace),
@@ -168,7 +173,7 @@ impl ListedPods<'_> {
         }
     }
 
-    fn field_selector(self) -> Option<String> {
+    pub(super) fn field_selector(self) -> Option<String> {
         match self {
             ListedPods::Named(pod) => Some(format!("metadata.name={}", pod.name)),
             ListedPods::All | ListedPods::OfNamespace(_) => None,
@@ -178,7 +183,7 @@ impl ListedPods<'_> {
 
 /// Returns the pods with a network-status, in the order of the API server, page by page.
 async fn pods(client: Client, listed: ListedPods<'_>) -> Result<Vec<PodDocument>, Failure> {
-    let api = listed.api(client);
+    let api: Api<ListedPod> = listed.api(client);
     let (mut parameters, mut pods) = (ListParams::default().limit(PAGE), Vec::new());
     parameters.field_selector = listed.field_selector();
     loop {
