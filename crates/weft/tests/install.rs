@@ -611,3 +611,176 @@ fn install_command_never_uses_a_directory_of_the_runtime() {
     assert!(failed.status.success() && lines.contains("below/weft: not installed: "), "{lines}");
     assert!(runtime.written().is_some());
 }
+
+/// Root of a node as a container mounts it: links lead to the node's own paths.
+struct NodeRoot(Runtime);
+
+impl NodeRoot {
+    fn new(name: &str) -> NodeRoot {
+        NodeRoot(Runtime::new(name))
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        let path = self.0.0.join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn link(&self, path: &str, target: &str) {
+        let path = self.0.0.join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, path).unwrap();
+    }
+
+    fn install(&self, conf_dir: &str, bin_dir: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(testkit::binary("weft"));
+        command.args(["install", "--root"]).arg(&self.0.0);
+        command.args(["--conf-dir", conf_dir, "--bin-dir", bin_dir]).args(arguments).output().unwrap()
+    }
+}
+
+const FLANNEL: &str =
+    r#"{"cniVersion":"1.0.0","name":"cbr0","plugins":[{"type":"flannel"},{"type":"portmap"}]}"#;
+
+// Requirements: M3
+#[test]
+fn install_follows_links_of_each_distribution_below_the_root() {
+    let data = "/var/lib/rancher/k3s/data";
+    let k3s = NodeRoot::new("k3s");
+    let k3s_conf = "/var/lib/rancher/k3s/agent/etc/cni/net.d";
+    k3s.write(&format!("{k3s_conf}/10-flannel.conflist"), FLANNEL);
+    k3s.write(&format!("{data}/0a1b/bin/flannel"), "program");
+    for name in ["flannel", "loopback"] {
+        k3s.link(&format!("{data}/cni/{name}"), &format!("{data}/0a1b/bin/flannel"));
+    }
+    // Before 2024-10: a directory of the release, found through a link.
+    let old_k3s = NodeRoot::new("old-k3s");
+    old_k3s.write(&format!("{k3s_conf}/10-flannel.conflist"), FLANNEL);
+    old_k3s.write(&format!("{data}/0a1b/bin/flannel"), "program");
+    old_k3s.link(&format!("{data}/current"), &format!("{data}/0a1b"));
+    let rke2 = NodeRoot::new("rke2");
+    rke2.write("/etc/cni/net.d/10-canal.conflist", FLANNEL);
+    rke2.write("/opt/cni/bin/flannel", "program");
+    // Configurations and plugins are links into the store, over a link of the whole directory.
+    let nixos = NodeRoot::new("nixos");
+    nixos.write("/nix/store/1-etc/etc/cni/net.d/11-flannel.conf", FLANNEL);
+    nixos.link("/etc/static", "/nix/store/1-etc/etc");
+    nixos.link("/etc/cni/net.d/11-flannel.conf", "/etc/static/cni/net.d/11-flannel.conf");
+    nixos.write("/nix/store/2-plugins/bin/flannel", "program");
+    nixos.link("/opt/cni/bin/flannel", "/nix/store/2-plugins/bin/flannel");
+    let microk8s = NodeRoot::new("microk8s");
+    microk8s.write("/var/snap/microk8s/6000/args/cni-network/10-calico.conflist", FLANNEL);
+    microk8s.write("/var/snap/microk8s/6000/opt/cni/bin/flannel", "program");
+    microk8s.link("/var/snap/microk8s/current", "6000");
+    let talos = NodeRoot::new("talos");
+    talos.write("/system/state/cni/10-flannel.conflist", FLANNEL);
+    talos.link("/etc/cni/net.d", "/system/state/cni");
+    talos.write("/opt/cni/bin/flannel", "program");
+    for (root, conf_dir, bin_dir) in [
+        (&k3s, k3s_conf, "/var/lib/rancher/k3s/data/cni"),
+        (&old_k3s, k3s_conf, "/var/lib/rancher/k3s/data/current/bin"),
+        (&rke2, "/etc/cni/net.d", "/opt/cni/bin"),
+        (&nixos, "/etc/cni/net.d", "/opt/cni/bin"),
+        (&microk8s, "/var/snap/microk8s/current/args/cni-network", "/var/snap/microk8s/current/opt/cni/bin"),
+        (&talos, "/etc/cni/net.d", "/opt/cni/bin"),
+    ] {
+        let looked = root.install(conf_dir, bin_dir, &["--dry-run"]);
+        assert!(looked.status.success(), "{conf_dir}: {looked:?}");
+        let installed = root.install(conf_dir, bin_dir, &[]);
+        assert!(installed.status.success(), "{conf_dir}: {installed:?}");
+        let again = root.install(conf_dir, bin_dir, &["--dry-run"]);
+        let text = String::from_utf8_lossy(&again.stdout).into_owned();
+        assert!(text.contains("00-weft.conflist: up to date"), "{text}");
+    }
+    // The loopback of k3s stays, although its link leads nowhere in this container.
+    let kept = fs::read_link(k3s.0.0.join(data.trim_start_matches('/')).join("cni/loopback")).unwrap();
+    assert!(kept.ends_with("0a1b/bin/flannel"), "{kept:?}");
+    // A link that leads nowhere on the node is no plugin.
+    let dangling = NodeRoot::new("dangling");
+    dangling.write("/etc/cni/net.d/10-flannel.conflist", FLANNEL);
+    dangling.link("/opt/cni/bin/flannel", "/nix/store/gone/bin/flannel");
+    assert_refused(&dangling.install("/etc/cni/net.d", "/opt/cni/bin", &[]), &["plugin flannel: not found"]);
+    let looked = dangling.install("/etc/cni/net.d", "/opt/cni/bin", &["--dry-run"]);
+    let text = String::from_utf8_lossy(&looked.stdout).into_owned();
+    assert!(text.contains("leads to /nix/store/gone/bin/flannel, which does not exist"), "{text}");
+}
+
+// Requirements: M6
+#[test]
+fn install_prefers_any_network_to_those_of_the_runtime() {
+    let runtime = Runtime::new("crio");
+    let loopback = json!({ "cniVersion": "1.0.0", "name": "loopback", "plugins": [{ "type": "loopback" }] });
+    runtime.write("conf/99-loopback.conflist", &loopback);
+    assert_refused(&runtime.install(&[]), &["no default network is configured"]);
+    let single = json!({ "cniVersion": "1.0.0", "name": "lo", "type": "loopback" });
+    runtime.write("conf/200-loopback.conf", &single);
+    assert_refused(&runtime.install(&[]), &["no default network is configured"]);
+    let bridge = json!({ "cniVersion": "1.0.0", "name": "crio", "plugins": [{ "type": "bridge" }] });
+    for name in ["11-crio-ipv4-bridge", "100-crio-bridge", "10-containerd-net", "87-podman", "nerdctl-bridge"]
+    {
+        let file = format!("conf/{name}.conflist");
+        runtime.write(&file, &bridge);
+        let chosen = runtime.install(&[]);
+        let text = String::from_utf8_lossy(&chosen.stdout).into_owned();
+        assert!(
+            chosen.status.success() && text.contains("a bridge that the container runtime ships"),
+            "{name}: {text}"
+        );
+        let network = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "ipam": {} });
+        runtime.write("conf/zz-home.conf", &network);
+        assert!(runtime.install(&[]).status.success());
+        let used = runtime.written().unwrap()["plugins"][0]["clusterNetwork"].clone();
+        assert!(used.as_str().unwrap().ends_with("zz-home.conf"), "{name}: {used}");
+        // A network that is named is used, whatever it is.
+        assert!(runtime.install(&["--default-network", "crio"]).status.success());
+        let used = runtime.written().unwrap()["plugins"][0]["clusterNetwork"].clone();
+        assert!(used.as_str().unwrap().contains(name), "{name}: {used}");
+        fs::remove_file(runtime.0.join(&file)).unwrap();
+        fs::remove_file(runtime.0.join("conf/zz-home.conf")).unwrap();
+        fs::remove_file(runtime.0.join("conf/00-weft.conflist")).unwrap();
+    }
+}
+
+#[test]
+fn install_dry_run_says_what_it_found_and_changes_nothing() {
+    let runtime = Runtime::new("dry");
+    runtime.default_network();
+    let loopback = json!({ "cniVersion": "1.0.0", "name": "loopback", "plugins": [{ "type": "loopback" }] });
+    runtime.write("conf/99-loopback.conflist", &loopback);
+    let looked = runtime.install(&["--dry-run"]);
+    assert_refused(&looked, &["an installation would wait", "plugin flannel: not found"]);
+    let text = String::from_utf8_lossy(&looked.stdout).into_owned();
+    for line in [
+        "10-flannel.conflist: network cbr0: default network",
+        "99-loopback.conflist: network loopback: loopback alone",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    runtime.write("bin/flannel", &"");
+    let looked = runtime.install(&["--dry-run"]);
+    let text = String::from_utf8_lossy(&looked.stdout).into_owned();
+    assert!(looked.status.success(), "{looked:?}");
+    for line in ["found plugin flannel: ", "would install ", "00-weft.conflist:", "\"clusterNetwork\""] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert_eq!(runtime.written(), None);
+    assert_eq!(fs::read_dir(runtime.0.join("bin")).unwrap().count(), 1, "only flannel");
+}
+
+// Requirements: N10
+#[test]
+fn install_beside_multus_names_the_migration() {
+    for (file, plugin) in [("00-multus.conf", "multus"), ("00-multus.conflist", "multus-shim")] {
+        let runtime = Runtime::new(plugin);
+        runtime.default_network();
+        runtime.write("bin/flannel", &"");
+        let single = json!({ "cniVersion": "0.3.1", "name": "m", "type": plugin });
+        let list = json!({ "cniVersion": "0.3.1", "name": "m", "plugins": [{ "type": plugin }] });
+        runtime.write(&format!("conf/{file}"), if file.ends_with("conf") { &single } else { &list });
+        for arguments in [[].as_slice(), &["--dry-run"]] {
+            let refused = runtime.install(arguments);
+            assert_refused(&refused, &[file, "weft migrate multus", "docs/migrate-from-multus.md"]);
+            assert!(!stderr(&refused).contains("remove that file, or"), "{}", stderr(&refused));
+        }
+    }
+}

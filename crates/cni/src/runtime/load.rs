@@ -58,7 +58,16 @@ impl Directory {
     /// # Errors
     /// Code 5: the directory itself cannot be read.
     pub fn read(path: &Path) -> Result<Directory, Error> {
-        Directory::with(path, [LISTS, SINGLES])
+        Directory::with(path, [LISTS, SINGLES], &Path::to_owned)
+    }
+
+    /// Reads every configuration file, each from the path that `locate` returns for its name: an absolute link leads
+    /// elsewhere if the directory is part of another root.
+    ///
+    /// # Errors
+    /// The same as for [`Directory::read`].
+    pub fn read_located(path: &Path, locate: &dyn Fn(&Path) -> PathBuf) -> Result<Directory, Error> {
+        Directory::with(path, [LISTS, SINGLES], locate)
     }
 
     /// Reads only files that libcni and container runtimes read, that is, neither `.configlist` nor `.config`.
@@ -66,16 +75,17 @@ impl Directory {
     /// # Errors
     /// The same as for [`Directory::read`].
     pub fn of_runtime(path: &Path) -> Result<Directory, Error> {
-        Directory::with(path, [STRICT_LISTS, STRICT_SINGLES])
+        Directory::with(path, [STRICT_LISTS, STRICT_SINGLES], &Path::to_owned)
     }
 
-    fn with(path: &Path, kinds: [&[&str]; 2]) -> Result<Directory, Error> {
+    fn with(path: &Path, kinds: [&[&str]; 2], locate: &dyn Fn(&Path) -> PathBuf) -> Result<Directory, Error> {
         let mut directory = Directory::default();
         let [lists, _] = kinds;
-        let (first, second): (Vec<_>, Vec<_>) =
-            files(path, &kinds.concat())?.into_iter().partition(|file| lists.contains(&extension(file)));
+        let (first, second): (Vec<_>, Vec<_>) = files_at(path, &kinds.concat(), locate)?
+            .into_iter()
+            .partition(|file| lists.contains(&extension(file)));
         for file in first.into_iter().chain(second) {
-            match network(&file) {
+            match network_at(&file, &locate(&file)) {
                 Ok(network) => directory.networks.push((file, network)),
                 Err(error) => directory.faults.push((file, error)),
             }
@@ -160,8 +170,13 @@ fn not_found(path: &Path, name: &str) -> Error {
 
 /// Reads the network in one file, with the plugins from separate files.
 pub fn network(file: &Path) -> Result<Network, Error> {
+    network_at(file, file)
+}
+
+/// Reads the network of a file whose bytes are at another path.
+fn network_at(file: &Path, located: &Path) -> Result<Network, Error> {
     let path = file.display().to_string();
-    let mut network = Network::parse_open(&bytes(file)?, &path)?;
+    let mut network = Network::parse_open(&bytes(located)?, &path)?;
     add_plugins_beside(&mut network, file)?;
     closed(network, &path)
 }
@@ -217,6 +232,14 @@ fn extension(file: &Path) -> &str {
 
 /// Lists the regular files with these extensions, by name; empty if the directory does not exist.
 fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
+    files_at(directory, extensions, &Path::to_owned)
+}
+
+fn files_at(
+    directory: &Path,
+    extensions: &[&str],
+    locate: &dyn Fn(&Path) -> PathBuf,
+) -> Result<Vec<PathBuf>, Error> {
     let failed = |cause| Error::new(code::IO_FAILURE, format!("read {}: {cause}", directory.display()));
     let entries = match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -229,7 +252,7 @@ fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
             continue;
         }
         // Metadata follows links, which an administrator may use here. Opening a FIFO would block.
-        match fs::metadata(&path) {
+        match fs::metadata(locate(&path)) {
             Ok(metadata) if !metadata.is_file() => {}
             Err(cause) if cause.kind() == ErrorKind::NotFound => {}
             // A file whose metadata cannot be read may exist; reading it then returns the error.

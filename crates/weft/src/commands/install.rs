@@ -3,8 +3,9 @@
 //!
 //! - The configuration is written last, when a pod could be attached: the default network is configured, its plugins
 //!   exist, and with `--status` they report that they are ready.
-//! - The configuration refers to the file of the default network, so later changes of that file take effect. A
-//!   meta-plugin, weft or another one, is never the default network.
+//! - The configuration refers to the file of the default network, so later changes of that file take effect.
+//! - Links in the directories are followed inside `--root`, as on the node.
+//! - `--dry-run` says what was found and what would be done, and changes nothing.
 //! - The configuration is parsed before it is written, and written under a temporary name in the same directory:
 //!   containerd does not notice a file that is renamed from another directory.
 //! - The configuration stays when the installer exits.
@@ -15,6 +16,8 @@
 //! `pkg/cri/server/cni_conf_syncer.go`.
 
 pub(crate) mod command;
+mod default_network;
+mod dry_run;
 mod follow;
 mod node_path;
 mod removal;
@@ -59,8 +62,6 @@ const STATUS_MAX: Duration = Duration::from_secs(30);
 const REMINDER: Duration = Duration::from_secs(30);
 /// Extensions of the files that container runtimes read.
 const EXTENSIONS: [&str; 3] = ["conf", "conflist", "json"];
-/// Plugin types that call other plugins and therefore are no default network.
-const META_PLUGINS: [&str; 2] = ["weft", "multus"];
 /// Directory in which a pod has its token and the certificate authority of the API server.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Capability with which a runtime passes the annotations of a pod, so plans can be made without the API server.
@@ -77,6 +78,7 @@ Example:
   weft install --wait --ready-file /run/flannel/subnet.env
   weft install --wait --follow --root /host
   weft install --set namespaceIsolation=true --set globalNamespaces=shared
+  weft install --dry-run
   weft install --command
   weft install --remove
   weft install --remove --wait
@@ -138,6 +140,9 @@ pub(crate) struct Arguments {
     /// Directory in which the ServiceAccount of this pod is mounted
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT, hide = true)]
     service_account: PathBuf,
+    /// Say what was found on the node and what would be done, and change nothing
+    #[arg(long, conflicts_with_all = ["wait", "follow", "remove"])]
+    dry_run: bool,
     /// Remove the configuration but keep weft-cni; refused while a sandbox needs weft's DEL, unless --wait is set
     #[arg(long)]
     remove: bool,
@@ -155,6 +160,7 @@ enum Readiness {
 
 /// Paths of an installation.
 struct InstallPaths {
+    root: PathBuf,
     networks: NodePath,
     plugins: NodePath,
     written: NodePath,
@@ -179,6 +185,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     match arguments {
         Arguments { remove: true, .. } => removal::remove(arguments),
+        Arguments { dry_run: true, .. } => dry_run::report(arguments),
         Arguments { follow: true, .. } => follow::follow(arguments),
         _ => install(arguments),
     }
@@ -189,11 +196,25 @@ impl InstallPaths {
         let Arguments { root, conf_dir, bin_dir, file_name, ready_file, .. } = arguments;
         let networks = NodePath::below(root, conf_dir)?;
         Ok(InstallPaths {
+            root: root.clone(),
             written: networks.join(file_name),
             networks,
             plugins: NodePath::below(root, bin_dir)?,
             ready_file: ready_file.as_ref().map(|file| NodePath::below(root, file)).transpose()?,
         })
+    }
+}
+
+impl InstallPaths {
+    /// Returns the networks that are configured on the node.
+    fn directory(&self) -> Result<Directory, Error> {
+        Directory::read_located(&self.networks.here, &|entry| self.networks.locate(&self.root, entry))
+    }
+
+    /// Whether the plugin directory has a file of this name.
+    fn has_plugin(&self, plugin: &str) -> bool {
+        let path = self.plugins.here.join(plugin);
+        self.plugins.locate(&self.root, &path).exists()
     }
 }
 
@@ -237,7 +258,7 @@ fn attempt(
     if let Some(command) = Command::of(arguments, paths)? {
         done.extend(command.install());
     }
-    let readiness = check_readiness(arguments, paths, weft_cni)?;
+    let readiness = check_readiness(arguments, paths, weft_cni, &mut done)?;
     Ok((readiness, done))
 }
 
@@ -248,13 +269,8 @@ fn write_configuration(paths: &InstallPaths, weft_cni: &WeftCni, text: &str) -> 
     let done = weft_cni.install(&paths.plugins.here, "loopback", Foreign::Kept)?;
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
     let NodePath { named, here } = &paths.written;
-    if let Some(earlier) = earlier_file(&paths.networks, here)? {
-        let why = format!(
-            "{} sorts before {}, so the runtime would continue to use it",
-            earlier.display(),
-            named.display()
-        );
-        return Err(Failure::new(why).next("remove that file, or choose a --file-name that sorts before it"));
+    if let Some(failure) = earlier_file(paths)? {
+        return Err(failure);
     }
     if fs::read_to_string(here).is_ok_and(|there| there == text) {
         done.push(format!("{}: up to date", named.display()));
@@ -271,9 +287,10 @@ fn check_readiness(
     arguments: &Arguments,
     paths: &InstallPaths,
     weft_cni: &WeftCni,
+    notes: &mut Vec<String>,
 ) -> Result<Readiness, Failure> {
     let Arguments { config, status, .. } = arguments;
-    let InstallPaths { networks, plugins, written: _, ready_file } = paths;
+    let InstallPaths { networks, plugins, ready_file, .. } = paths;
     if let Some(ready_file) = ready_file.as_ref().filter(|ready_file| !ready_file.here.exists()) {
         let why = format!("the default network is not ready: {} does not exist", ready_file.named.display());
         return Ok(Readiness::NotYet(Failure::new(why)));
@@ -285,8 +302,8 @@ fn check_readiness(
             .map(Readiness::Ready)
             .map_err(|cause| privilege::refused(&format!("read {}", file.display()), &cause));
     }
-    let directory = Directory::read(&networks.here)?;
-    let found = default_network(arguments, &directory);
+    let directory = paths.directory()?;
+    let found = default_network::find(arguments.default_network.as_deref(), &directory);
     if let Err(error) = is_certain(arguments, &directory, found, paths) {
         let why = format!("the default network is unknown: {error}");
         return Ok(Readiness::NotYet(Failure::new(why)));
@@ -311,7 +328,7 @@ fn check_readiness(
     };
     let is_own = |plugin: &PluginType| weft_cni.answers_to(plugin.as_str()).unwrap_or(false);
     for plugin in network.needs_where(is_own)? {
-        if !plugins.here.join(plugin.as_str()).exists() && !weft_cni.answers_to(plugin.as_str())? {
+        if !paths.has_plugin(plugin.as_str()) && !weft_cni.answers_to(plugin.as_str())? {
             let why = format!(
                 "network {}: plugin {plugin}: not found in {}",
                 network.name,
@@ -323,6 +340,9 @@ fn check_readiness(
     if let Err(error) = if *status { check_status(network, &plugins.here) } else { Ok(()) } {
         let why = format!("the default network {} is not ready: {error}", network.name);
         return Ok(Readiness::NotYet(Failure::new(why)));
+    }
+    if let Some(note) = default_network::note(path, network) {
+        notes.push(note);
     }
     let file = path.file_name().map(|name| networks.named.join(name));
     generate_configuration(&file.unwrap_or_default(), network, arguments, paths).map(Readiness::Ready)
@@ -348,17 +368,6 @@ fn refuse_unimported(paths: &InstallPaths, text: &str) -> Result<(), Failure> {
     Err(Failure::new(why).next(
         "set builtin to auto, or import its addresses and install weft under its name: docs/migrate-from-whereabouts.md",
     ))
-}
-
-/// Returns the requested network, or else the first one by file name that is no meta-plugin.
-fn default_network<'a>(arguments: &Arguments, directory: &'a Directory) -> Option<&'a (PathBuf, Network)> {
-    let is_called = |name: &str, (path, network): &(PathBuf, Network)| {
-        path.file_name().is_some_and(|file| file == name) || network.name.as_str() == name
-    };
-    let possible = directory.networks.iter().filter(|(_, network)| !is_meta_plugin(network));
-    let wanted =
-        possible.filter(|found| arguments.default_network.as_ref().is_none_or(|name| is_called(name, found)));
-    wanted.min_by(|(a, _), (b, _)| a.cmp(b))
 }
 
 /// Checks that an unreadable file cannot be the default network. The file written by weft is ignored, and so is every
@@ -447,17 +456,27 @@ fn validate(plugin: &Value) -> Result<(), Error> {
     NodeConfiguration::read(plugin.to_string().as_bytes(), Flavour::Weft).map(drop)
 }
 
-fn is_meta_plugin(network: &Network) -> bool {
-    let first = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
-    first.is_some_and(|name| META_PLUGINS.contains(&name.as_str()))
-}
-
-/// Returns a file that the runtime would use instead of the configuration of weft.
-fn earlier_file(networks: &NodePath, written: &Path) -> Result<Option<PathBuf>, Failure> {
-    let NodePath { named, here } = networks;
-    let found = first_before(here, written)
-        .map_err(|cause| privilege::refused(&format!("read {}", here.display()), &cause))?;
-    Ok(found.and_then(|path| Some(named.join(path.file_name()?))))
+/// Returns why the runtime would use another file instead of the configuration of weft; `None` if it would not.
+fn earlier_file(paths: &InstallPaths) -> Result<Option<Failure>, Failure> {
+    let InstallPaths { networks, written, .. } = paths;
+    let found = first_before(&networks.here, &written.here)
+        .map_err(|cause| privilege::refused(&format!("read {}", networks.here.display()), &cause))?;
+    let Some(path) = found else { return Ok(None) };
+    let named = path.file_name().map_or_else(|| path.clone(), |name| networks.named.join(name));
+    let why = format!(
+        "{} sorts before {}, so the runtime would continue to use it",
+        named.display(),
+        written.named.display()
+    );
+    let directory = paths.directory()?;
+    let network = directory.networks.iter().find(|(file, _)| *file == path);
+    let next = if network.is_some_and(|(_, network)| default_network::is_multus(network)) {
+        "this node uses Multus: weft migrate multus moves its nodes and their pods to weft, see \
+         docs/migrate-from-multus.md; if you removed that file, its pods could not be deleted"
+    } else {
+        "remove that file, or choose a --file-name that sorts before it"
+    };
+    Ok(Some(Failure::new(why).next(next)))
 }
 
 /// Returns the first file of a directory that a runtime reads before `written`.

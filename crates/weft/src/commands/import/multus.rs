@@ -1,7 +1,9 @@
 //! `weft import multus`: imports the sandboxes of Multus into the journal, so that weft takes them down, and converts the
 //! configuration of Multus.
 //!
-//! - Nothing is written without `--apply`. Files of Multus are never changed.
+//! - Nothing is written without `--apply`. Files of Multus are never changed; with `--apply` its configuration is saved
+//!   below the journal, and with `--remove` then removed from the directory of the runtime, whatever its name is.
+//! - The configuration is not removed while a sandbox could not be imported.
 //! - An existing journal entry is never replaced, so the command can be repeated for later pods.
 //! - Sandboxes and fields that cannot be imported are named, and make the exit code 1.
 //!
@@ -10,6 +12,7 @@
 
 mod configuration;
 mod sandboxes;
+mod saved_files;
 
 use std::path::{Path, PathBuf};
 
@@ -26,19 +29,22 @@ use cli_support::terminal::plain;
 use configuration::Configuration;
 use node_support::journal_reader::Journal;
 use node_support::weft_cni::WeftCni;
+use saved_files::SavedFiles;
 
 /// Arguments of `weft import multus`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
   weft import multus
+  weft import multus --apply --remove
+  weft import multus --restore
   weft import multus --apply >/etc/cni/net.d/.weft && mv /etc/cni/net.d/.weft /etc/cni/net.d/00-weft.conflist
 
 Without --apply nothing is written. docs/migrate-from-multus.md describes the migration.
 
 {EXIT_CODES} A sandbox or a field that cannot be imported is a failure."))]
 pub(crate) struct Arguments {
-    /// Path to the configuration of Multus (default: the first one in --conf-dir)
+    /// Path to the configuration of Multus (default: the first one in --conf-dir, else the saved one)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// CNI configuration directory of the container runtime
@@ -53,18 +59,28 @@ pub(crate) struct Arguments {
     /// Directory of the journal
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
-    /// Write the journal entries (default: only show them)
+    /// Write the journal entries, and save the configuration of Multus (default: only show them)
     #[arg(long)]
     apply: bool,
+    /// Remove the configuration of Multus from --conf-dir once everything is imported and saved
+    #[arg(long, requires = "apply")]
+    remove: bool,
+    /// Write the saved configuration of Multus back to --conf-dir, and do nothing else
+    #[arg(long, conflicts_with = "apply")]
+    restore: bool,
 }
 
 /// Runs `weft import multus`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { config, conf_dir, daemon_config, cni_dir, journal, apply } = arguments;
+    let Arguments { config, conf_dir, daemon_config, cni_dir, journal, apply, remove, restore } = arguments;
     privilege::require("weft import multus", "only root may read the state of Multus")?;
     // Stdout is for the configuration.
     let progress = Progress::beside(Format::Json);
-    let configuration = Configuration::read(config.as_deref(), conf_dir, daemon_config.as_deref())?;
+    let saved = SavedFiles::below(journal, conf_dir);
+    if *restore {
+        return saved.restore()?.iter().try_for_each(|line| output::print(&format!("{}\n", plain(line))));
+    }
+    let configuration = Configuration::read(config.as_deref(), conf_dir, &saved, daemon_config.as_deref())?;
     for note in &configuration.notes {
         progress.line(plain(&format!("configuration: {note}")));
     }
@@ -95,9 +111,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         None => {}
     }
+    if *apply {
+        saved.save()?.iter().for_each(|line| progress.line(plain(line)));
+    }
+    if *remove && left_out == 0 {
+        saved.remove()?.iter().for_each(|line| progress.line(plain(line)));
+    }
     output::print(&configuration.text)?;
     match left_out {
         0 => Ok(()),
+        count if *remove => Err(Failure::new(format!(
+            "{count} sandboxes or fields of Multus were not imported, see above; its configuration stays"
+        ))
+        .next("delete the affected pods while Multus is still installed, and repeat the command")),
         count => {
             Err(Failure::new(format!("{count} sandboxes or fields of Multus were not imported, see above"))
                 .next("delete the affected pods while Multus is still installed"))

@@ -276,6 +276,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("weft-command-{}", std::process::id()));
         let path = |name: &str| NodePath { named: root.join(name), here: root.join(name) };
         let paths = InstallPaths {
+            root: PathBuf::from("/"),
             networks: path("net.d"),
             plugins: path("bin"),
             written: path("net.d/00-weft.conflist"),

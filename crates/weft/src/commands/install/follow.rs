@@ -79,7 +79,7 @@ fn written_files(arguments: &Arguments) -> Vec<PathBuf> {
     let thin = Thin::of(arguments, &paths).map(|thin| thin.files().0).unwrap_or_default();
     let command = Command::of(arguments, &paths).ok().flatten();
     let command = command.iter().flat_map(Command::files);
-    let InstallPaths { networks: _, plugins, written, ready_file: _ } = paths;
+    let InstallPaths { plugins, written, .. } = paths;
     let programs = ["weft", "weft-cni", "loopback"].map(|name| plugins.here.join(name));
     programs.into_iter().chain([written.here]).chain(thin).chain(command).collect()
 }
@@ -88,7 +88,7 @@ fn written_files(arguments: &Arguments) -> Vec<PathBuf> {
 fn file_states(arguments: &Arguments) -> BTreeMap<PathBuf, Option<FileState>> {
     let Ok(paths) = InstallPaths::of(arguments) else { return BTreeMap::new() };
     let account = Thin::of(arguments, &paths).map(|thin| thin.files().1).unwrap_or_default();
-    let InstallPaths { networks, plugins: _, written: _, ready_file } = paths;
+    let InstallPaths { networks, ready_file, .. } = paths;
     let file_state = |path: &Path| {
         let meta = fs::metadata(path).ok()?;
         // Size and time of a directory change with its entries, which are watched themselves.

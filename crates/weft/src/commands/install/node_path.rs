@@ -70,6 +70,13 @@ impl NodePath {
         }
     }
 
+    /// Returns where the entry of this directory is for this process: a link is followed inside `root`. An entry that
+    /// cannot be found that way keeps its own path.
+    pub(super) fn locate(&self, root: &Path, entry: &Path) -> PathBuf {
+        let Some(name) = entry.file_name() else { return entry.to_owned() };
+        NodePath::below(root, &self.named.join(name)).map_or_else(|_| entry.to_owned(), |found| found.here)
+    }
+
     /// Returns the path of an entry of this directory.
     pub(super) fn join(&self, name: &str) -> NodePath {
         NodePath { named: self.named.join(name), here: self.here.join(name) }

@@ -21,14 +21,14 @@ use std::time::Duration;
 use cni::invocation::Attachment;
 use cni::name::{ContainerId, IfName, NetworkName};
 use cni::runtime::cache::{self, Cache};
-use cni::runtime::load::Directory;
 use rpc::journal;
 use rpc::task::{Certainty, Task, TaskBatch};
 use serde_json::value::RawValue;
 
+use super::default_network::is_no_network;
 use super::node_path::NodePath;
 use super::thin::{self, Thin};
-use super::{Arguments, InstallPaths, command, is_meta_plugin};
+use super::{Arguments, InstallPaths, command};
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::atomic_file::sync_directory;
 use cli_support::failure::{Exit, Failure};
@@ -61,7 +61,7 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
         privilege::require("weft install --remove --wait", "it takes down the networks of sandboxes")?;
     }
     let paths = InstallPaths::of(arguments)?;
-    let InstallPaths { networks, plugins: _, written: NodePath { named, here }, ready_file: _ } = &paths;
+    let InstallPaths { networks, written: NodePath { named, here }, .. } = &paths;
     let kept = networks.join(thin::DIRECTORY).join(&arguments.file_name);
     let is_installed = exists(here)?;
     let configured = match (is_installed, exists(&kept.here)?) {
@@ -148,9 +148,9 @@ fn refuse_if_written(NodePath { named, here }: &NodePath) -> Result<(), Failure>
 
 /// Refuses a removal that would leave the node, or a sandbox, without its networks.
 fn refuse_if_needed(paths: &InstallPaths, journal: &NodePath, arguments: &Arguments) -> Result<(), Failure> {
-    let InstallPaths { networks, plugins: _, written: NodePath { named, here }, ready_file: _ } = paths;
-    let directory = Directory::read(&networks.here)?;
-    let other = directory.networks.iter().find(|(path, network)| path != here && !is_meta_plugin(network));
+    let InstallPaths { networks, written: NodePath { named, here }, .. } = paths;
+    let directory = paths.directory()?;
+    let other = directory.networks.iter().find(|(path, network)| path != here && !is_no_network(network));
     if other.is_none() {
         let why = format!(
             "{}: no other network in {}; no pod could be created or deleted",

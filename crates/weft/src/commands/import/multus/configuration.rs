@@ -21,6 +21,7 @@ use npwg::refusal::{Reason, Step, Warning};
 use npwg::status::StatusStyle;
 use serde_json::Value;
 
+use super::saved_files::SavedFiles;
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::failure::Failure;
 
@@ -79,17 +80,15 @@ impl Configuration {
     pub(super) fn read(
         config: Option<&Path>,
         conf_dir: &Path,
+        saved: &SavedFiles,
         daemon_config: Option<&Path>,
     ) -> Result<Configuration, Failure> {
         let (path, network) = match config {
             Some(path) => (path.to_owned(), load::network(path)?),
-            None => first(conf_dir)?,
+            None => first(conf_dir, saved)?,
         };
         let file = path.display().to_string();
-        let is_multus =
-            |plugin: &Object| plugin_type(plugin).is_ok_and(|name| TYPES.contains(&name.as_str()));
-        let Some((multus, others)) = network.plugins.split_first().filter(|(first, _)| is_multus(first))
-        else {
+        let Some((multus, others)) = network.plugins.split_first().filter(|_| is_of_multus(&network)) else {
             return Err(Failure::new(format!("{file}: type: neither multus nor multus-shim")));
         };
         let mut notes = vec![format!("{file} is the configuration of Multus")];
@@ -123,19 +122,27 @@ impl Configuration {
     }
 }
 
-fn first(conf_dir: &Path) -> Result<(PathBuf, Network), Failure> {
-    let directory = Directory::read(conf_dir)?;
-    let is_multus = |(_, network): &&(PathBuf, Network)| {
-        let name = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
-        name.is_some_and(|name| TYPES.contains(&name.as_str()))
-    };
-    let found = directory.networks.iter().filter(is_multus).min_by(|(a, _), (b, _)| a.cmp(b));
-    // An unreadable file that sorts before it is an error, because it may be the one.
-    directory.is_first(found.map(|(path, _)| path.as_path()))?;
-    found.cloned().ok_or_else(|| {
-        Failure::new(format!("no configuration of Multus in {}", conf_dir.display()))
-            .next("name it with --config")
-    })
+/// Whether this is a configuration of Multus.
+pub(super) fn is_of_multus(network: &Network) -> bool {
+    let name = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
+    name.is_some_and(|name| TYPES.contains(&name.as_str()))
+}
+
+/// Returns the first configuration of Multus in the directory of the runtime, else the saved one.
+fn first(conf_dir: &Path, saved: &SavedFiles) -> Result<(PathBuf, Network), Failure> {
+    for directory in [conf_dir, saved.directory()] {
+        let directory = Directory::read(directory)?;
+        let found = directory.networks.iter().filter(|(_, network)| is_of_multus(network));
+        let found = found.min_by(|(a, _), (b, _)| a.cmp(b));
+        // An unreadable file that sorts before it is an error, because it may be the one.
+        directory.is_first(found.map(|(path, _)| path.as_path()))?;
+        if let Some(found) = found {
+            return Ok(found.clone());
+        }
+    }
+    let (here, kept) = (conf_dir.display(), saved.directory().display());
+    Err(Failure::new(format!("no configuration of Multus in {here}, and none saved in {kept}"))
+        .next("name it with --config"))
 }
 
 /// Overwrites options of the plugin with those of the daemon configuration.
