@@ -264,7 +264,7 @@ fn multus_migration_by_the_document_keeps_pods() {
         output.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"),
         "{output}"
     );
-    let output = run_section(&node, &page, "3. Change over", &[]);
+    let output = run_section(&node, &page, "3. Move the nodes", &["weft migrate"]);
     assert!(output.contains(": imported"), "{output}");
     assert_pods_stay_and_leave_nothing(&node, &page);
 }
@@ -277,7 +277,7 @@ fn multus_migration_back_gives_the_node_to_multus_again() {
     node_of_multus(&node);
     node.run(["mkdir", "-p", CACHE_DIRECTORY]);
     let (page, _) = run_first_steps(&node, &["daemon-config"]);
-    run_section(&node, &page, "3. Change over", &[]);
+    run_section(&node, &page, "3. Move the nodes", &["weft migrate"]);
     node.until_weft_is_installed();
     pod(&node, "of-weft", "red");
     assert_eq!(status(&node, "of-weft").len(), 2);
@@ -361,7 +361,8 @@ fn migrate(form: Form) {
             page.replace("weft import multus --", "weft import multus --daemon-config daemon-config.json --")
         }
     };
-    run_section(&node, &page, "3. Change over", &["rm -f", "--config /root", "uncordon"]);
+    // `weft migrate` is a test of its own.
+    run_section(&node, &page, "3. Move the nodes", &["weft migrate", "--remove", "uncordon"]);
     if form == Form::Thick {
         // The pod of Multus leaves the node with the label.
         node.machine().stop(DAEMON, "TERM");
@@ -369,11 +370,44 @@ fn migrate(form: Form) {
     let output = run_section(
         &node,
         &page,
-        "3. Change over",
-        &["kubectl cordon", "sudo cp", "multus --apply", "json --apply", "label node"],
+        "3. Move the nodes",
+        &["weft migrate", "kubectl cordon", "--apply >", "label node"],
     );
     assert_eq!(output.matches(": already in the journal").count(), 2, "{output}");
     assert_pods_stay_and_leave_nothing(&node, &page);
+}
+
+/// `weft migrate multus` moves a node of the real Multus, whose runtime file has another name, and back.
+#[test]
+fn multus_migration_by_one_command_and_back() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let programs: Vec<&str> = Form::Thin.programs().iter().copied().chain(["loopback"]).collect();
+    let Some(programs) = peers(&programs) else { return };
+    let Some(node) = Node::new(host) else { return };
+    node.import_weft();
+    node_of_real_multus(&node, Form::Thin, programs);
+    node.run(["mv", "/etc/cni/net.d/00-multus.conf", "/etc/cni/net.d/00-multus.conflist"]);
+    pod(&node, "before", "red,blue");
+    let _ = status(&node, "before");
+    let (page, _) = run_first_steps(&node, &["daemon-config"]);
+    let moved = run_section(&node, &page, "3. Move the nodes", &["sudo", "kubectl"]);
+    assert!(moved.contains("00-multus.conflist: removed") && moved.contains("moved to weft"), "{moved}");
+    node.until_weft_is_installed();
+    // A repeated command has nothing to do.
+    let again = run_section(&node, &page, "3. Move the nodes", &["sudo", "kubectl", "check"]);
+    assert!(again.contains("nothing to do"), "{again}");
+    pod(&node, "after", "red,blue");
+    assert_eq!(status(&node, "after").len(), 3);
+    node.assert_pings("default", "after", "before");
+    for name in ["before", "after"] {
+        delete(&node, name);
+    }
+    node.until_no_pod_runs();
+    let back = "\n## Back\n```console\n$ weft migrate multus worker-1 --back\n```\n";
+    let output = run_section(&node, back, "Back", &[]);
+    assert!(output.contains("given back to Multus"), "{output}");
+    assert!(node.read("/etc/cni/net.d/00-multus.conflist").is_some());
+    assert_eq!(node.read(rig::installation::INSTALLED), None);
 }
 
 #[test]

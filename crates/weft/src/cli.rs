@@ -13,8 +13,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     attach, bundle, capture, check, cnitool, completion, crds, demo, detach, doctor, executor, explain,
-    history, import, init, install, lint, list, network, plan, probe, publish, reset, status, test, trace,
-    version,
+    history, import, init, install, lint, list, migrate, network, plan, probe, publish, reset, status, test,
+    trace, version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -94,6 +94,8 @@ enum Command {
     Install(install::Arguments),
     /// Import state from Multus or whereabouts
     Import(import::Arguments),
+    /// Move the nodes of a cluster from Multus or whereabouts to weft, one after the other
+    Migrate(migrate::Arguments),
     /// Print the CustomResourceDefinitions
     Crds(crds::Arguments),
     /// Print the completions of a shell
@@ -125,6 +127,7 @@ const GROUPS: [(&str, &[&str]); 3] = [
             "network",
             "install",
             "import",
+            "migrate",
             "crds",
             "cni",
             "completion",
@@ -226,6 +229,7 @@ impl Invocation {
             Command::Publish(arguments) => publish::run(arguments),
             Command::Install(arguments) => install::run(arguments),
             Command::Import(arguments) => import::run(arguments),
+            Command::Migrate(arguments) => migrate::run(arguments),
             Command::Crds(arguments) => crds::run(arguments),
             Command::Version(arguments) => version::run(arguments),
             Command::Cni(arguments) => cnitool::run(arguments),

@@ -67,6 +67,15 @@ impl ClusterAccess {
         }
     }
 
+    /// Returns the options for kubectl. The variable KUBECONFIG reaches it without an option.
+    pub(crate) fn kubectl_options(&self) -> Vec<std::ffi::OsString> {
+        let ClusterOptions { kubeconfig, context } = &self.options;
+        let kubeconfig = kubeconfig.iter().filter(|path| !path.as_os_str().is_empty());
+        let kubeconfig = kubeconfig.flat_map(|path| ["--kubeconfig".into(), path.clone().into_os_string()]);
+        let context = context.iter().flat_map(|name| ["--context".into(), name.into()]);
+        kubeconfig.chain(context).collect()
+    }
+
     /// Returns a client for the cluster.
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
         let ClusterOptions { kubeconfig, context } = &self.options;

@@ -19,6 +19,7 @@ pub(crate) mod install;
 pub(crate) mod ipam;
 pub(crate) mod lint;
 pub(crate) mod list;
+pub(crate) mod migrate;
 pub(crate) mod network;
 pub(crate) mod plan;
 pub(crate) mod probe;

@@ -134,7 +134,7 @@ impl Target {
     }
 
     /// Returns the pod that the options name.
-    fn pod(&self) -> Result<Option<PodName>, Failure> {
+    pub(crate) fn pod(&self) -> Result<Option<PodName>, Failure> {
         self.selection.selected()
     }
 

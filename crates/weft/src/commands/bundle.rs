@@ -15,8 +15,10 @@ mod redaction;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use clap::Args;
 use kube::api::{DynamicObject, ListParams};
@@ -29,7 +31,10 @@ use serde_json::{Value, json};
 use crate::cluster_access::ClusterAccess;
 use crate::commands::doctor;
 use crate::known_journals::{JournalHandle, KnownJournals};
+use crate::kubectl::{self, Kubectl};
 use crate::manifest_plan::Inputs;
+use crate::place::Place;
+use crate::remote_node;
 use archive::Archive;
 use build_info::BuildInfo;
 use cli_support::async_runtime::runtime;
@@ -62,15 +67,20 @@ const KINDS: [(&str, &str, &str, &str); 4] = [
 Example:
   weft bundle
   weft bundle --file /tmp/weft.tar --no-cluster
+  weft bundle --file - >weft.tar
+  weft bundle --nodes
 
 Secrets are removed: values whose name says so, tokens, private keys, and passwords in URLs. The environment, Secrets,
 pods and kubeconfigs are never read. Look at the archive before you pass it on.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Path to the archive (default: weft-bundle-TIME.tar in the working directory)
+    /// Path to the archive, or - for standard output (default: weft-bundle-TIME.tar in the working directory)
     #[arg(long = "file", value_name = "FILE")]
     file: Option<PathBuf>,
+    /// Write an archive of each node of the cluster, made by weft's pod there: weft-bundle-TIME-NODE.tar
+    #[arg(long, conflicts_with_all = ["file", "no_cluster"])]
+    nodes: bool,
     /// Leave out the objects of the cluster
     #[arg(long)]
     no_cluster: bool,
@@ -88,13 +98,28 @@ struct Bundle {
 
 /// Runs `weft bundle`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { file, no_cluster, cluster } = arguments;
-    privilege::require("weft bundle", "the journal and its history belong to root")?;
+    let Arguments { file, nodes, no_cluster, cluster } = arguments;
     let time = now();
-    let name = || format!("weft-bundle-{}.tar", utc(time).replace([':', '-'], ""));
-    let path = file.clone().unwrap_or_else(|| name().into());
-    let failed = |cause: std::io::Error| privilege::refused(&format!("write {}", path.display()), &cause);
-    let created = File::options().write(true).create_new(true).mode(0o600).open(&path);
+    let name = |end: &str| format!("weft-bundle-{}{end}.tar", utc(time).replace([':', '-'], ""));
+    if *nodes {
+        return of_nodes(cluster, name);
+    }
+    privilege::require("weft bundle", "the journal and its history belong to root")?;
+    let path = file.clone().unwrap_or_else(|| name("").into());
+    let is_stdout = path == Path::new("-");
+    let failed = |cause: std::io::Error| {
+        let failure = privilege::refused(&format!("write {}", path.display()), &cause);
+        match (Place::of_process(), cause.kind()) {
+            (Place::Pod { namespace, .. }, ErrorKind::ReadOnlyFilesystem) => failure.next(format!(
+                "this container has no writable directory: kubectl exec -n {namespace} POD -- weft bundle --file - >weft.tar"
+            )),
+            _ => failure,
+        }
+    };
+    let created = match is_stdout {
+        true => std::io::stdout().as_fd().try_clone_to_owned().map(File::from),
+        false => File::options().write(true).create_new(true).mode(0o600).open(&path),
+    };
     let created = created.map_err(|cause| match cause.kind() {
         ErrorKind::AlreadyExists => Failure::new(format!("write {}: the file exists", path.display()))
             .next("name another file with --file; weft bundle replaces no file"),
@@ -109,7 +134,40 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Bundle { mut archive, errors, names } = bundle;
     archive.add("errors.txt", redaction::text(&errors).as_bytes()).map_err(failed)?;
     archive.end().map_err(failed)?;
-    output::print(&format!("wrote {} with {} files\n", path.display(), names.len() + 1))
+    match is_stdout {
+        true => Ok(()),
+        false => output::print(&format!("wrote {} with {} files\n", path.display(), names.len() + 1)),
+    }
+}
+
+/// Writes an archive of each node, made in weft's pod there with the rights of the caller. An archive that fails is removed,
+/// and does not stop the others.
+fn of_nodes(cluster: &ClusterAccess, name: impl Fn(&str) -> String) -> Result<(), Failure> {
+    let kubectl = Kubectl::new(cluster);
+    let words = ["bundle", "--file", "-", "--no-cluster"].map(str::to_owned);
+    let nodes = remote_node::all_nodes(&kubectl, &words)?;
+    if nodes.is_empty() {
+        let why = "no pod of weft with a container agent or executor runs in the cluster";
+        return Err(Failure::new(why).next("kubectl get pods -A -l app.kubernetes.io/name=weft shows them"));
+    }
+    let mut failed = Vec::new();
+    for (node, line) in nodes {
+        let path = name(&format!("-{node}"));
+        let created = File::options().write(true).create_new(true).mode(0o600).open(&path);
+        let file = created.map_err(|cause| privilege::refused(&format!("write {path}"), &cause))?;
+        let status = kubectl.command(line).stdin(Stdio::null()).stdout(file).status();
+        if status.map_err(|cause| kubectl::absent(&cause))?.success() {
+            output::print(&format!("wrote {path}\n"))?;
+        } else {
+            // It is incomplete.
+            let _ = fs::remove_file(&path);
+            failed.push(node);
+        }
+    }
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(format!("no archive of node {}", failed.join(", ")))),
+    }
 }
 
 impl Bundle {

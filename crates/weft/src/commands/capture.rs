@@ -16,10 +16,12 @@ use cni::name::IfName;
 use rpc::diagnosis::{CaptureRequest, FrameFilter, SandboxNamespace};
 use rpc::journal::Entry;
 
+use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
 use crate::pod_name::PodName;
+use crate::remote_node::RemoteNode;
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
@@ -70,14 +72,21 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 65_535, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=65_535))]
     snap_length: u32,
     #[command(flatten)]
+    remote: RemoteNode,
+    #[command(flatten)]
+    cluster: ClusterAccess,
+    #[command(flatten)]
     inputs: Inputs,
 }
 
 /// Runs `weft capture`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, namespace, file, filter, count, seconds, size, snap_length, inputs, .. } = arguments;
-    require_host("capture", "it enters network namespaces")?;
     let name = PodName::within(namespace, pod)?;
+    if let Some(done) = arguments.remote.run_into(&arguments.cluster, &name, file.as_deref()) {
+        return done;
+    }
+    require_host("capture", "it enters network namespaces")?;
     let found = Target::of(&name).find(&JournalHandle::all(inputs)?)?;
     let (_, entry) = found.ok_or_else(|| {
         Failure::new(format!("pod {name} is not attached on this node"))

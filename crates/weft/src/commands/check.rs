@@ -6,10 +6,12 @@ use rpc::journal::{Entry, Unchecked};
 use serde::Serialize;
 
 use crate::attachments::{NamedAttachment, named_attachments};
+use crate::cluster_access::ClusterAccess;
 use crate::commands::detach::operations_on;
 use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
+use crate::remote_node::{Needs, RemoteNode};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Output, Progress};
 use cli_support::terminal::plain;
@@ -29,6 +31,10 @@ only interface and addresses are compared. Networks with disableCheck are skippe
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
+    #[command(flatten)]
+    remote: RemoteNode,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -55,7 +61,11 @@ struct CheckedSandbox<'a> {
 
 /// Runs `weft check`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { target, inputs, plugins, output: Output { format } } = arguments;
+    let Arguments { target, inputs, plugins, output: Output { format }, .. } = arguments;
+    let node_pod = target.pod()?;
+    if let Some(done) = arguments.remote.run(&arguments.cluster, node_pod.as_ref(), Needs::Namespaces) {
+        return done;
+    }
     require_host("check", "it enters network namespaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(*format);

@@ -12,10 +12,12 @@ use rpc::journal::{Entry, State};
 use serde::Serialize;
 
 use crate::attachments::{NamedAttachment, named_attachments, network_count};
+use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals, Target};
 use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
+use crate::remote_node::{Needs, RemoteNode};
 use crate::sandbox_operations::SandboxOperations;
 use crate::trial_sandbox::{is_created, lock_sandbox};
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -39,6 +41,10 @@ configuration moves it. Detaching a pod without attachments succeeds.
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
+    #[command(flatten)]
+    remote: RemoteNode,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -65,7 +71,11 @@ struct DetachedSandbox<'a> {
 
 /// Runs `weft detach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { target, inputs, plugins, forget, output: Output { format } } = arguments;
+    let Arguments { target, inputs, plugins, forget, output: Output { format }, .. } = arguments;
+    let node_pod = target.pod()?;
+    if let Some(done) = arguments.remote.run(&arguments.cluster, node_pod.as_ref(), Needs::Namespaces) {
+        return done;
+    }
     require_host("detach", "it removes network interfaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(*format);

@@ -23,12 +23,14 @@ use rpc::history::Record;
 use rpc::journal::{Entry, State};
 use serde::Serialize;
 
+use crate::cluster_access::ClusterAccess;
 use crate::commands::detach::operations_on;
 use crate::commands::install::command::{FailedFile, REPAIR, record_below};
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use crate::meta_plugin_config::MetaPlugin;
 use crate::place::Place;
+use crate::remote_node::{Needs, RemoteNode};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
@@ -67,6 +69,10 @@ Example:
 
 {EXIT_CODES} A finding is a failure."))]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    remote: RemoteNode,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -109,7 +115,10 @@ struct Diagnosis {
 
 /// Runs `weft doctor`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { inputs, plugins, cri_socket, output } = arguments;
+    let Arguments { inputs, plugins, cri_socket, output, .. } = arguments;
+    if let Some(done) = arguments.remote.run(&arguments.cluster, None, Needs::Files) {
+        return done;
+    }
     print_findings(&diagnose(inputs, plugins, cri_socket)?, *output)
 }
 

@@ -76,8 +76,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     privilege::require("weft executor", "it changes the networks of pods")?;
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?.on_host(arguments.on_host)?;
-    // Report an unusable configuration at the start, not with the first poll.
-    let meta_plugin = MetaPlugin::find(arguments.config.as_deref(), &[])?;
+    let Some(meta_plugin) = wait_for_configuration(arguments.config.as_deref(), &interrupt) else {
+        return Ok(());
+    };
     if let Some(address) = arguments.listen {
         serve_metrics(address, weft_cni.clone(), &meta_plugin)?;
     }
@@ -118,6 +119,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Waits until there is a usable configuration, which the agent's pod installs at about the same time; `None` if the
+/// process is to end. Each reason for waiting is printed once.
+fn wait_for_configuration(config: Option<&Path>, interrupt: &Interrupt) -> Option<MetaPlugin> {
+    let (log, mut printed) = (Progress::beside(Format::Json), String::new());
+    let mut next_look = Instant::now();
+    while !interrupt.is_set() {
+        if Instant::now() >= next_look {
+            match MetaPlugin::find(config, &[]) {
+                Ok(found) => return Some(found),
+                Err(failure) => {
+                    let text = failure.to_string();
+                    if text != printed {
+                        log.line(format!("weft: waiting for the configuration: {text}"));
+                        printed = text;
+                    }
+                }
+            }
+            next_look = Instant::now() + PAUSE;
+        }
+        thread::sleep(TICK);
+    }
+    None
 }
 
 /// Serves the interface metrics on a thread, until the process ends.

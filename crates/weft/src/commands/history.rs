@@ -10,9 +10,11 @@ use std::time::Duration;
 use clap::Args;
 use rpc::history::{NetworkRecord, Record, Stage};
 
+use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use crate::pod_name::PodName;
+use crate::remote_node::{Needs, RemoteNode};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::Output;
@@ -53,6 +55,10 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "pod")]
     timeline: bool,
     #[command(flatten)]
+    remote: RemoteNode,
+    #[command(flatten)]
+    cluster: ClusterAccess,
+    #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
     output: Output,
@@ -60,8 +66,13 @@ pub(crate) struct Arguments {
 
 /// Runs `weft history`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { pod, namespace, last, failed, timeline, inputs, output: Output { format } } = arguments;
+    let Arguments { pod, namespace, last, failed, timeline, inputs, output: Output { format }, .. } =
+        arguments;
     let pod = pod.as_deref().map(|pod| PodName::within(namespace, pod)).transpose()?;
+    let node_pod = pod.clone();
+    if let Some(done) = arguments.remote.run(&arguments.cluster, node_pod.as_ref(), Needs::Files) {
+        return done;
+    }
     let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
     let mut records = Vec::new();
     for handle in known {

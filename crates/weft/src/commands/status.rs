@@ -21,6 +21,7 @@ use kube::{Api, Client, ResourceExt};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster_access::ClusterAccess;
+use crate::place::Place;
 use crate::watched_table::{Watch, WatchedTable, show_once};
 use cli_support::async_runtime::runtime;
 use cli_support::duration::seconds;
@@ -162,7 +163,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                     break rows;
                 }
                 Ok(_) => {}
-                Err(failure) if is_over => return Err(failure),
+                Err(failure) if is_over => return Err(outside_of_pod(failure)),
                 Err(failure) => show_once(&failure, &mut shown),
             }
             tokio::time::sleep(INTERVAL).await;
@@ -177,6 +178,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             count => Err(Failure::quiet(format!("{count} nodes are not ready"))),
         }
     })
+}
+
+/// Says where to run the command if this pod's ServiceAccount lacks the right: that of the agent may not list nodes.
+fn outside_of_pod(failure: Failure) -> Failure {
+    match Place::of_process() {
+        Place::Pod { .. } if failure.to_string().contains("forbidden") => failure
+            .context("weft status needs the rights of a person, not those of this pod")
+            .next("run kubectl weft status, or weft status on a machine with a kubeconfig"),
+        _ => failure,
+    }
 }
 
 /// Prints the rows, and those that change, until the process is interrupted or its reader is gone. If the

@@ -2,8 +2,11 @@
 //!
 //! - The first pod is on this node. The journal has its interface and addresses; `weft-cni sandbox trace` enters the
 //!   namespaces. Nothing is changed, except for the packets of one probe.
+//! - The network policies that weft enforces are read from the journal, before the packets are followed ([`policy_step`]).
 //! - Node, interface and addresses of a pod on another node come from the API. Its side of the path is not examined: the
 //!   step `attachment` has the command for it.
+
+mod policy_step;
 
 use std::net::IpAddr;
 
@@ -21,6 +24,7 @@ use crate::known_journals::{JournalHandle, KnownJournals, Target};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
 use crate::pod_name::PodName;
+use crate::remote_node::{Needs, RemoteNode};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{self, Output};
@@ -64,6 +68,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     cluster: ClusterAccess,
     #[command(flatten)]
+    remote: RemoteNode,
+    #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
     output: Output,
@@ -85,14 +91,23 @@ type Found = Result<TraceEnd, TraceStep>;
 
 /// Runs `weft trace`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { from, to, namespace, network, tcp, cluster, inputs, output } = arguments;
-    require_host("trace", "it enters network namespaces")?;
+    let Arguments { from, to, namespace, network, tcp, remote, cluster, inputs, output } = arguments;
     let (from, to) = (PodName::within(namespace, from)?, PodName::within(namespace, to)?);
+    // The options of the cluster also serve to find the second pod, so a first pod on this node is traced here.
+    let is_here =
+        || JournalHandle::all(inputs).and_then(|journals| entry(&journals, &from)).ok().flatten().is_some();
+    if (remote.node.is_some() || (cluster.is_given() && !is_here()))
+        && let Some(done) = remote.run(cluster, Some(&from), Needs::Namespaces)
+    {
+        return done;
+    }
+    require_host("trace", "it enters network namespaces")?;
     let journals = JournalHandle::all(inputs)?;
     let entry = entry(&journals, &from)?.ok_or_else(|| sender_absent(&from, &to, arguments))?;
     let sender = local_end(&entry, &from, network);
-    let receiver = match self::entry(&journals, &to)? {
-        Some(entry) => local_end(&entry, &to, network),
+    let receiving_entry = self::entry(&journals, &to)?;
+    let receiver = match &receiving_entry {
+        Some(entry) => local_end(entry, &to, network),
         None => remote_end(&to, network, read_pod(&to, cluster)),
     };
     let mut steps = Vec::new();
@@ -107,7 +122,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     });
     if let (Some(from), Some(to)) = (sender, receiver) {
-        steps.extend(WeftCni::find()?.trace(&TraceRequest { from, to, tcp: *tcp })?);
+        let decided = policy_step::steps([(&from, Some(&entry)), (&to, receiving_entry.as_ref())], *tcp);
+        let is_denied = decided.iter().any(|step| step.verdict == Verdict::Fault);
+        steps.extend(decided);
+        let mut path = WeftCni::find()?.trace(&TraceRequest { from, to, tcp: *tcp })?;
+        for step in
+            path.iter_mut().filter(|step| is_denied && step.step == "probe" && step.verdict == Verdict::Fault)
+        {
+            step.cure = format!("see the step `{}`", policy_step::NAME);
+        }
+        steps.extend(path);
     }
     print(&(&from, &to, network), &steps, *output)
 }
