@@ -177,6 +177,18 @@ pub const ROWS: &[Row] = &[
     ),
     row("README.md", "sudo bin/weft demo", Way::Host("")),
     row("README.md", "kubectl apply -f examples/definitions.yaml", Way::Kube("")),
+    row("docs/commands.md", "kubectl weft trace --node", Way::NotRun("needs an executor on a node")),
+    row(
+        "docs/commands.md",
+        "weft migrate check",
+        Way::NotRun("needs nodes: tests/node/multus_migration.rs runs it"),
+    ),
+    row(
+        "docs/migrate-from-multus.md",
+        "weft migrate check",
+        Way::NotRun("needs nodes: tests/node/multus_migration.rs runs it"),
+    ),
+    row("docs/migrate-from-whereabouts.md", "weft migrate whereabouts", Way::NotRun("needs nodes")),
     row("docs/commands.md", "sudo weft demo", Way::Host("")),
     row("docs/commands.md", "sudo weft attach -f examples/", Way::Host(TWO_PODS)),
     row("docs/commands.md", "sudo weft detach", Way::Host(ATTACHED)),

@@ -1,8 +1,8 @@
-//! What an Event of weft says about the networks of its pod: the pod fails, or works again.
+//! Effect of an Event on the state of its pod: the networks fail, or work again.
 //!
 //! `weft list --failed` and the page decide by it whether a pod is failing: its newest Event with an effect counts.
 
-use crate::events::EventReason;
+use crate::event_reason::EventReason;
 
 /// Effect of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

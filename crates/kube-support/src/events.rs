@@ -18,8 +18,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
-use npwg::refusal::{Fault, Reason, Refusal};
-use npwg::rule::Rule;
+use npwg::refusal::{Fault, Refusal};
 use rpc::journal::Entry;
 use rpc::task::NetworkChange;
 use tokio::sync::{mpsc, oneshot};
@@ -27,6 +26,7 @@ use tracing::{debug, warn};
 
 use crate::event_effect::{EventEffect, event_effect};
 use crate::event_publisher::{Event, EventPublisher, EventType};
+pub use crate::event_reason::EventReason;
 use crate::note_identity;
 use cli_support::activity::Busy;
 use cli_support::terminal::plain;
@@ -261,115 +261,6 @@ impl Events {
     }
 }
 
-/// Reason of an Event, as the API shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventReason {
-    /// An interface was attached.
-    AddedInterface,
-    /// A pod could not be attached.
-    AttachFailed,
-    /// A pod could not be detached.
-    DetachFailed,
-    /// A pod's network annotation was invalid and was ignored.
-    AnnotationIgnored,
-    /// No plugin declares the capability that a request needs.
-    CapabilityMissing,
-    /// An attachment no longer matches its configuration.
-    InterfaceDrifted,
-    /// A drifted attachment matches its configuration again.
-    InterfaceRestored,
-    /// The networks of a Service were refused.
-    NetworkAddressesRefused,
-    /// The networks of a running pod could not be changed.
-    NetworkChangeFailed,
-    /// A network policy is invalid, or has too many peers.
-    NetworkPolicyRefused,
-    /// A network cannot be attached as requested.
-    NetworkRefused,
-    /// A pod runs without the networks it selects.
-    NetworksMissing,
-    /// A quota of Neutron is exhausted.
-    NeutronQuota,
-    /// Neutron rejects a request.
-    NeutronRefused,
-    /// Neutron does not answer.
-    NeutronUnreachable,
-    /// A pod selects a network that does not exist.
-    NoNetworkFound,
-    /// The port of the node is not a trunk.
-    NodeNotTrunk,
-    /// Neutron has no port of the node.
-    NodeUnknown,
-    /// Another program changed the rules of network policies; they were restored.
-    PolicyDrift,
-    /// The network policies of a running pod could not be updated.
-    PolicyUpdateFailed,
-    /// Neutron did not bind a port.
-    PortNotBound,
-    /// A legal request is probably not the intended one.
-    Questionable,
-    /// An interface was detached.
-    RemovedInterface,
-    /// No component reads a key.
-    UnknownKey,
-    /// The ports of a pod could not be written.
-    VifNotWritten,
-    /// The ports written for a pod cannot be read.
-    VifUnreadable,
-}
-
-impl EventReason {
-    /// Returns the reason of a refused plan.
-    fn of_refusal(rule: Rule) -> EventReason {
-        match rule {
-            Rule::UnknownNetwork | Rule::ConfigNotFound => EventReason::NoNetworkFound,
-            _ => EventReason::NetworkRefused,
-        }
-    }
-
-    /// Returns the reason of a warning in a plan.
-    fn of_warning(kind: Reason) -> EventReason {
-        match kind {
-            Reason::AnnotationIgnored => EventReason::AnnotationIgnored,
-            Reason::UnknownKey => EventReason::UnknownKey,
-            Reason::CapabilityMissing => EventReason::CapabilityMissing,
-            Reason::Questionable => EventReason::Questionable,
-        }
-    }
-
-    /// Returns the reason as the API shows it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            EventReason::AddedInterface => "AddedInterface",
-            EventReason::AttachFailed => "AttachFailed",
-            EventReason::DetachFailed => "DetachFailed",
-            EventReason::AnnotationIgnored => "AnnotationIgnored",
-            EventReason::CapabilityMissing => "CapabilityMissing",
-            EventReason::InterfaceDrifted => "InterfaceDrifted",
-            EventReason::InterfaceRestored => "InterfaceRestored",
-            EventReason::NetworkAddressesRefused => "NetworkAddressesRefused",
-            EventReason::NetworkChangeFailed => "NetworkChangeFailed",
-            EventReason::NetworkPolicyRefused => "NetworkPolicyRefused",
-            EventReason::NetworkRefused => "NetworkRefused",
-            EventReason::NetworksMissing => "NetworksMissing",
-            EventReason::NeutronQuota => "NeutronQuota",
-            EventReason::NeutronRefused => "NeutronRefused",
-            EventReason::NeutronUnreachable => "NeutronUnreachable",
-            EventReason::NoNetworkFound => "NoNetworkFound",
-            EventReason::NodeNotTrunk => "NodeNotTrunk",
-            EventReason::NodeUnknown => "NodeUnknown",
-            EventReason::PolicyDrift => "PolicyDrift",
-            EventReason::PolicyUpdateFailed => "PolicyUpdateFailed",
-            EventReason::PortNotBound => "PortNotBound",
-            EventReason::Questionable => "Questionable",
-            EventReason::RemovedInterface => "RemovedInterface",
-            EventReason::UnknownKey => "UnknownKey",
-            EventReason::VifNotWritten => "VifNotWritten",
-            EventReason::VifUnreadable => "VifUnreadable",
-        }
-    }
-}
-
 /// Returns the fault followed by the name of its rule, for `weft lint --explain`.
 fn with_rule(fault: &Fault) -> String {
     format!("{fault} [{}]", fault.rule)
@@ -484,6 +375,8 @@ fn clip(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use npwg::rule::Rule;
+
     use super::*;
 
     #[test]

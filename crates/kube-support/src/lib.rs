@@ -9,6 +9,7 @@ mod credentials;
 pub mod custom_resources;
 pub mod event_effect;
 pub mod event_publisher;
+mod event_reason;
 pub mod events;
 pub mod health;
 pub mod kuryr;

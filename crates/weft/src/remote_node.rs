@@ -29,7 +29,7 @@ const AGENT: &str = "agent";
 /// Program in the image.
 const PROGRAM: &str = "/weft";
 
-/// What a command needs on its node.
+/// Access that a command needs on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     /// To enter namespaces.

@@ -74,7 +74,7 @@ struct Condition {
 
 resource!(CandidatePod as PodObject);
 
-/// What the Events of one pod say.
+/// Summary of the Events of one pod.
 #[derive(Clone, Debug, Default)]
 struct PodEvents {
     /// Newest failure: time, reason and message.

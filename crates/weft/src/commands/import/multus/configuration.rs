@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cni::name::NetworkName;
-use cni::network::{Network, plugin_type};
+use cni::network::Network;
 use cni::object::Object;
 use cni::runtime::load::{self, Directory};
 use cni::{Context, Error, Version};
@@ -21,14 +21,12 @@ use npwg::refusal::{Reason, Step, Warning};
 use npwg::status::StatusStyle;
 use serde_json::Value;
 
-use super::saved_files::SavedFiles;
+use super::saved_files::{SavedFiles, is_of_multus};
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::failure::Failure;
 
 /// Default directory of the state of Multus.
 const CNI_DIR: &str = "/var/lib/cni/multus";
-/// Types of the Multus plugin, without and with a daemon.
-const TYPES: [&str; 2] = ["multus", "multus-shim"];
 /// Mount of the node's file system in the container of the daemon.
 const MOUNTED: &str = "/host";
 /// Capability with which the runtime passes the annotations of a pod.
@@ -120,12 +118,6 @@ impl Configuration {
             left_out,
         })
     }
-}
-
-/// Whether this is a configuration of Multus.
-pub(super) fn is_of_multus(network: &Network) -> bool {
-    let name = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
-    name.is_some_and(|name| TYPES.contains(&name.as_str()))
 }
 
 /// Returns the first configuration of Multus in the directory of the runtime, else the saved one.

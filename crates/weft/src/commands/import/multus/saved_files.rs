@@ -12,13 +12,15 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use cni::network::{Network, plugin_type};
 use cni::runtime::load::Directory;
 
-use super::configuration::is_of_multus;
 use cli_support::atomic_file::{self, sync_directory};
 use cli_support::failure::Failure;
 use cli_support::privilege;
 
+/// Types of the Multus plugin, without and with a daemon.
+const TYPES: [&str; 2] = ["multus", "multus-shim"];
 /// Directory of the copies below the journal's directory.
 const DIRECTORY: &str = "multus";
 
@@ -98,6 +100,12 @@ impl SavedFiles {
             false => Ok(lines),
         }
     }
+}
+
+/// Whether this is a configuration of Multus.
+pub(super) fn is_of_multus(network: &Network) -> bool {
+    let name = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
+    name.is_some_and(|name| TYPES.contains(&name.as_str()))
 }
 
 /// Returns path and name of each configuration of Multus in a directory, sorted.
