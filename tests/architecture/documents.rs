@@ -229,11 +229,11 @@ fn requirement_ids_are_found_in_texts() {
     assert!(cited_ids("IpAddr::V4, C2-11, S256, dir/S3, ML2, IPv4, T1").is_empty());
 }
 
-/// Reasons of Events in `crates/kube-support/src/events.rs` and in the IPAM controller.
+/// Reasons of Events in `crates/kube-support/src/event_reason.rs` and in the IPAM controller.
 #[test]
 fn events_are_documented_with_their_meaning() {
     let read = |file: &str| fs::read_to_string(workspace().join(file)).expect("a file");
-    let source = read("crates/kube-support/src/events.rs");
+    let source = read("crates/kube-support/src/event_reason.rs");
     let names = source.split("EventReason::").skip(1).filter_map(|rest| rest.split_once(" => \""));
     let mut reasons: BTreeSet<&str> = names.filter_map(|(_, rest)| rest.split('"').next()).collect();
     let finding = read("crates/controllers/src/ipam/reconciler.rs");

@@ -201,6 +201,28 @@ fn static_pod_has_networks_and_network_status() {
     node.until_no_pod_runs();
 }
 
+/// Runs commands about a node as from another machine: kubectl executes them in the executor.
+#[track_caller]
+fn commands_run_in_the_pod_of_the_node(node: &Node) {
+    let kubectl = node.kube().newer_kubectl();
+    let run = |words: &str| {
+        let script = format!("export KUBECONFIG=$1 PATH=$2:/opt/weft:$PATH; cd /run; weft {words}");
+        let line = ["-c", &script, "bash", &node.kube().admin(), &kubectl];
+        node.machine().command("bash").args(line).deadline(rig::machine::TIMEOUT).finish()
+    };
+    let on_node = format!("--node {}", rig::node::NAME);
+    let checked = run(&format!("check {on_node} -n my-namespace web -o json")).success().json();
+    assert_eq!(checked["unchanged"], true, "{checked}");
+    let history = run(&format!("history {on_node} my-namespace/web")).success();
+    assert!(history.stdout.contains("my-namespace/web"), "{history}");
+    let absent = run(&format!("check {on_node} -n my-namespace absent"));
+    assert!(absent.code == Some(1) && absent.stderr.contains("no attachments"), "{absent}");
+    let unknown = run("check --node none -n my-namespace web");
+    assert!(unknown.stderr.starts_with("weft: weft check must run on node none"), "{unknown}");
+    let bundles = run("bundle --nodes").success();
+    assert!(bundles.stdout.contains(&format!("-{}.tar", rig::node::NAME)), "{bundles}");
+}
+
 #[test]
 fn hot_plug_attaches_and_detaches_a_network_on_a_node() {
     let node = node!();
@@ -231,6 +253,8 @@ fn hot_plug_attaches_and_detaches_a_network_on_a_node() {
         assert_eq!(links(), expected);
     }
     node.kube().kubectl(["annotate", "pod", "-n", "my-namespace", "web", &format!("{NETWORKS}=net-a")]);
+    node.until("the network is attached again", || (links().len() == 2).then_some(()));
+    commands_run_in_the_pod_of_the_node(&node);
     // Sizes for the calculation in docs/scale.md.
     for (object, path) in [
         ("pod", "/api/v1/namespaces/my-namespace/pods/web"),
@@ -241,7 +265,6 @@ fn hot_plug_attaches_and_detaches_a_network_on_a_node() {
     ] {
         eprintln!("{object}: {} bytes", node.kube().kubectl(["get", "--raw", path]).len());
     }
-    node.until("the network is attached again", || (links().len() == 2).then_some(()));
     node.kube().kubectl(["delete", "pod", "-n", "my-namespace", "web", "--wait=false", "--grace-period=1"]);
     node.until("the pod is deleted", || {
         let entries = node.run(["sh", "-c", "ls /var/lib/weft/sandboxes | grep -c json || true"]);

@@ -134,7 +134,11 @@ fn page_in_a_browser_lists_each_failing_pod_once() {
         ] {
             let mut event = event("green", &name, "Warning", reason, why);
             let time = format!("2026-11-26T03:00:{at}.000000Z");
-            event["series"] = json!({ "count": count, "lastObservedTime": time });
+            event["eventTime"] = json!(time);
+            // A series has at least two Events.
+            if count > 1 {
+                event["series"] = json!({ "count": count, "lastObservedTime": time });
+            }
             objects.push(event);
         }
     }
