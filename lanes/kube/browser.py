@@ -222,7 +222,7 @@ def failing(browser):
     states = browser.run(f"return {rows}.map(row => row.cells[0].textContent)")
     equal("failing pods first", states, ["Failing"] * 23 + ["Attached"])
     cells = browser.run(f"return [...{rows}[0].cells].map(cell => cell.textContent)")
-    expect("network, reason and times", cells[2:4] == ["green/gone"] + ["AttachFailed"] and cells[5] == "45", cells)
+    expect("network, reason and times", cells[2:4] == ["red/gone"] + ["AttachFailed"] and cells[5] == "45", cells)
     expect("reason and hint in the row", "set \"master\" to an interface" in cells[4] and "weft history" in cells[4], cells)
     cut = browser.run(f"return {rows}.filter(row => row.cells[4].scrollWidth > row.cells[4].clientWidth || row.scrollHeight > row.clientHeight + 1).length")
     equal("no reason is cut off", cut, 0)

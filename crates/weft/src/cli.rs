@@ -369,13 +369,14 @@ mod tests {
 
     #[test]
     fn timeout_option_of_each_command_takes_the_same_durations() {
-        const LINES: [&str; 8] = [
+        const LINES: [&str; 9] = [
             "weft cni --timeout=VALUE add net /run/netns/a",
             "weft cni add net /run/netns/a --timeout=VALUE",
             "weft cni check net /run/netns/a --timeout=VALUE",
             "weft cni del net /run/netns/a --timeout=VALUE",
             "weft cni gc net --all --timeout=VALUE",
             "weft cni status net --timeout=VALUE",
+            "weft migrate check --timeout=VALUE",
             "weft status --wait --timeout=VALUE",
             "weft test --timeout=VALUE",
         ];

@@ -178,9 +178,16 @@ fn install_refuses_meta_plugins_and_earlier_files() {
     let bridge =
         json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "ipam": { "type": "host-local" } });
     runtime.write("conf/10-home.conf", &bridge);
-    assert_refused(&runtime.install(&[]), &["00-multus.conf sorts before", "--file-name"]);
+    assert_refused(&runtime.install(&[]), &["00-multus.conf sorts before", "weft migrate multus"]);
     assert_eq!(runtime.written(), None);
-    fs::remove_file(runtime.0.join("conf/00-multus.conf")).unwrap();
+    fs::rename(runtime.0.join("conf/00-multus.conf"), runtime.0.join("conf/00-other.conf")).unwrap();
+    let other = bridge.to_string().replace("home", "other");
+    runtime.write("conf/00-other.conf", &other);
+    assert_refused(
+        &runtime.install(&["--default-network", "home"]),
+        &["00-other.conf sorts before", "--file-name"],
+    );
+    fs::remove_file(runtime.0.join("conf/00-other.conf")).unwrap();
     assert!(runtime.install(&[]).status.success(), "bridge is built in");
     let written = runtime.written().unwrap();
     assert!(written["plugins"][0]["clusterNetwork"].as_str().unwrap().ends_with("/10-home.conf"));

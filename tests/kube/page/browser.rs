@@ -118,12 +118,12 @@ fn page_in_a_browser_lists_each_failing_pod_once() {
     let Some(kube) = Kube::new(Machine::new(host!(), "control").into()) else { return };
     let cluster = PageCluster::on(kube);
     cluster.fill(1, 1);
-    let why = "attach green/web net1: macvlan: master \"eth9\": no such interface; set \"master\" to an interface of \
+    let why = "attach red/web net1: macvlan: master \"eth9\": no such interface; set \"master\" to an interface of \
                this node, or change the network for nodes without it";
     let mut objects = Vec::new();
     for number in 0..23 {
         let name = format!("stuck-{number:02}");
-        let mut stuck = pod("green", &name, "worker-01", &[], 1);
+        let mut stuck = pod("red", &name, "worker-01", &[], 1);
         stuck["metadata"]["annotations"] = json!({ "k8s.v1.cni.cncf.io/networks": "gone" });
         objects.push(stuck);
         for (reason, at, count) in [
@@ -132,7 +132,7 @@ fn page_in_a_browser_lists_each_failing_pod_once() {
             ("AttachFailed", "02", 40),
             ("NodeUnknown", "01", 1),
         ] {
-            let mut event = event("green", &name, "Warning", reason, why);
+            let mut event = event("red", &name, "Warning", reason, why);
             let time = format!("2026-11-26T03:00:{at}.000000Z");
             event["eventTime"] = json!(time);
             // A series has at least two Events.
