@@ -226,9 +226,9 @@ mod tests {
     fn remote_command_that_enters_namespaces_needs_the_executor() {
         let pod = |name: &str, container: &str| json!({ "metadata": { "name": name, "namespace": "net" }, "spec": { "containers": [{ "name": container }] } });
         let (agent, executor) = (pod("a", AGENT), pod("e", EXECUTOR));
-        assert_eq!(container(&[agent.clone()], Needs::Namespaces), None);
+        assert_eq!(container(std::slice::from_ref(&agent), Needs::Namespaces), None);
         let found = |pods: &[Value], needs| container(pods, needs).map(|found| found.pod);
-        assert_eq!(found(&[agent.clone()], Needs::Files).as_deref(), Some("a"));
+        assert_eq!(found(std::slice::from_ref(&agent), Needs::Files).as_deref(), Some("a"));
         for needs in [Needs::Files, Needs::Namespaces] {
             assert_eq!(found(&[agent.clone(), executor.clone()], needs).as_deref(), Some("e"));
         }
