@@ -206,8 +206,9 @@ fn static_pod_has_networks_and_network_status() {
 fn commands_run_in_the_pod_of_the_node(node: &Node) {
     let kubectl = node.kube().newer_kubectl();
     let run = |words: &str| {
-        let script = format!("export KUBECONFIG=$1 PATH=$2:/opt/weft:$PATH; cd /run; weft {words}");
-        let line = ["-c", &script, "bash", &node.kube().admin(), &kubectl];
+        let script = format!("export KUBECONFIG=$1 PATH=$2:$PATH; cd /run; $3 {words}");
+        let weft = testkit::binary("weft");
+        let line = ["-c", &script, "bash", &node.kube().admin(), &kubectl, rig::parts::text(&weft)];
         node.machine().command("bash").args(line).deadline(rig::machine::TIMEOUT).finish()
     };
     let on_node = format!("--node {}", rig::node::NAME);

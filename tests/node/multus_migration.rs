@@ -386,7 +386,13 @@ fn multus_migration_by_one_command_and_back() {
     let Some(node) = Node::new(host) else { return };
     node.import_weft();
     node_of_real_multus(&node, Form::Thin, programs);
-    node.run(["mv", "/etc/cni/net.d/00-multus.conf", "/etc/cni/net.d/00-multus.conflist"]);
+    // As the thin entrypoint of Multus 4.2 writes it: a list under another name.
+    let single = node.read("/etc/cni/net.d/00-multus.conf").expect("the configuration of Multus");
+    let plugin: Value = serde_json::from_str(&single).expect("JSON");
+    let list = json!({ "cniVersion": plugin["cniVersion"], "name": plugin["name"], "plugins": [plugin] });
+    node.write("/etc/cni/net.d/00-multus.conflist", list.to_string());
+    node.run(["rm", "/etc/cni/net.d/00-multus.conf"]);
+    node.until_ready(true);
     pod(&node, "before", "red,blue");
     let _ = status(&node, "before");
     let (page, _) = run_first_steps(&node, &["daemon-config"]);

@@ -188,7 +188,13 @@ pub const ROWS: &[Row] = &[
         "weft migrate check",
         Way::NotRun("needs nodes: tests/node/multus_migration.rs runs it"),
     ),
-    row("docs/migrate-from-whereabouts.md", "weft migrate whereabouts", Way::NotRun("needs nodes")),
+    row(
+        "docs/migrate-from-whereabouts.md",
+        "weft migrate whereabouts",
+        Way::NotRun(
+            "needs a cluster with whereabouts: tests/node/multus_migration.rs runs weft migrate multus",
+        ),
+    ),
     row("docs/commands.md", "sudo weft demo", Way::Host("")),
     row("docs/commands.md", "sudo weft attach -f examples/", Way::Host(TWO_PODS)),
     row("docs/commands.md", "sudo weft detach", Way::Host(ATTACHED)),
