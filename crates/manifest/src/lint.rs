@@ -16,8 +16,10 @@ mod misplaced;
 mod network_policy;
 mod order;
 pub mod page;
+pub mod planned;
 mod plugin;
 pub mod plugins;
+pub mod ranges;
 mod refused;
 mod repair;
 

@@ -259,6 +259,8 @@ rules! {
         "The files of auxiliaryCNIChainName do not make a CNI network."
     MissingCapability "missing-capability" Error Plan Specification("4.1.2.1")
         "The pod makes a request that no plugin of the network declares as a capability."
+    AddressOutsideRange "address-outside-range" Error File Weft("docs/lint.md")
+        "The pod requests an address that is in no range of the network's IPAM plugin."
     DeviceNotAllocated "device-not-allocated" Error Plan Weft("docs/devices.md")
         "deviceID names a device that the kubelet did not allocate to the pod, or that another network uses."
     ResourceNotAllowed "resource-not-allowed" Error Plan Weft("docs/devices.md")
