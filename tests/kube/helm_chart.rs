@@ -268,12 +268,13 @@ fn helm_chart_renders_the_same_objects_as_kustomize() {
     let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
-    let variants: [(Value, &[&str]); 11] = [
+    let variants: [(Value, &[&str]); 12] = [
         (json!({}), &["base"]),
         (json!({ "install": { "thin": true } }), &["thin"]),
         (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
         (json!({ "dhcp": { "enabled": true } }), &["base", "dhcp"]),
         (json!({ "page": { "enabled": true } }), &["base", "page"]),
+        (json!({ "admission": { "enabled": true } }), &["base", "webhook"]),
         (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
         (json!({ "services": { "enabled": true } }), &["base", "services"]),
         (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use testkit::{Finished, host, workspace};
 
 /// Kustomizations that can be applied alone, in an order in which each finds what it needs.
-const APPLIED: [&str; 12] = [
+const APPLIED: [&str; 13] = [
     "crds",
     "policy",
     "",
@@ -33,6 +33,7 @@ const APPLIED: [&str; 12] = [
     "services",
     "neutron",
     "page",
+    "webhook",
     "removal",
 ];
 /// Name of the CRD of networks.

@@ -5,6 +5,7 @@
 #![cfg(test)]
 
 mod admission_policies;
+mod admission_webhook;
 mod agent;
 mod agent_failures;
 mod api_pool;

@@ -169,6 +169,14 @@ impl Machine {
         until(&format!("{service} is started"), || self.host.read(format!("{file}.pid")));
     }
 
+    /// Sends a service a signal that does not end it, for example `STOP` or `CONT`.
+    #[track_caller]
+    pub fn signal(&self, service: &str, signal: &str) {
+        let id = self.host.read(format!("{SERVICES}/{service}.pid"));
+        let id = id.unwrap_or_else(|| panic!("{service} was never started"));
+        self.run(["kill", "-s", signal, id.trim()]);
+    }
+
     /// Stops a service with a signal and waits until it has ended.
     #[track_caller]
     pub fn stop(&self, service: &str, signal: &str) {

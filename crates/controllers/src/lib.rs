@@ -35,11 +35,14 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use tracing::info;
 
+use admission::{AdmissionController, MissingNetworks, WebhookMetrics, WebhookSettings};
+
 use crate::ipam::reconciler::IpamReconciler;
 use crate::neutron::neutron_metrics;
 use crate::neutron::port_allocator::Allocator;
 use crate::neutron::port_reconciler::PortReconciler;
 use cli_support::async_runtime::{ended, runtime};
+use cli_support::duration::seconds;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
 use ipam::IpamController;
@@ -52,7 +55,7 @@ use services::ServiceController;
 
 /// Arguments of `weft controller`.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services", "policy", "page"])))]
+#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services", "policy", "page", "admission"])))]
 #[command(after_help = format!("\
 Example:
   weft controller --neutron --kuryr-conf /etc/kuryr/kuryr.conf
@@ -61,6 +64,7 @@ Example:
   weft controller --services
   weft controller --policy
   weft controller --page
+  weft controller --admission --missing-networks deny
 
 In a cluster the controllers run as Deployments with two replicas (deploy/neutron, deploy/ipam, deploy/services,
 deploy/components/policy).
@@ -82,6 +86,18 @@ pub struct Arguments {
     /// Serve the read-only page at this address. Other addresses than those of the loopback interface need a token
     #[arg(long, num_args = 0..=1, value_name = "ADDRESS:PORT", default_missing_value = "127.0.0.1:9467")]
     page: Option<SocketAddr>,
+    /// Serve the admission webhook at this address: it validates network objects and pods, and completes pods
+    #[arg(long, num_args = 0..=1, value_name = "ADDRESS:PORT", default_missing_value = "[::]:9468")]
+    admission: Option<SocketAddr>,
+    /// Answer to a pod that names a network which does not exist (admission)
+    #[arg(long, value_enum, value_name = "ANSWER", default_value_t = MissingNetworks::Warn)]
+    missing_networks: MissingNetworks,
+    /// Validity of the webhook's certificate, which is replaced after two thirds of it, in seconds or as 2160h (admission)
+    #[arg(long, value_name = "DURATION", default_value = "2160h", value_parser = validity)]
+    certificate_validity: u64,
+    /// Further name or address of the webhook in its certificate; may be repeated (admission)
+    #[arg(long, value_name = "NAME")]
+    webhook_name: Vec<String>,
     /// Grace period after a node is deleted before its address blocks are reclaimed, in seconds (IPAM)
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     node_grace: u64,
@@ -129,7 +145,7 @@ const SERVICES_LEASE: &str = "weft-services";
 const POLICY_LEASE: &str = "weft-policy";
 
 /// Returns the metrics pages of the controllers, by role, with a series for each family: for the reference of metrics.
-pub fn example_metrics() -> [(&'static str, String); 5] {
+pub fn example_metrics() -> [(&'static str, String); 6] {
     let neutron = neutron_metrics::NeutronFigures::default().page(&neutron_metrics::no_operations());
     let services = services::ServiceMetrics::new().page();
     let page = PageMetrics::new().page();
@@ -139,6 +155,7 @@ pub fn example_metrics() -> [(&'static str, String); 5] {
         ("neutron", neutron),
         ("policy", PolicyMetrics::new().page()),
         ("page", page),
+        ("admission", WebhookMetrics::new().page()),
     ]
 }
 
@@ -151,9 +168,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             Arguments { services: true, .. } => arguments.run_services().await,
             Arguments { policy: true, .. } => arguments.run_policy().await,
             Arguments { page: Some(address), .. } => arguments.run_page(*address).await,
+            Arguments { admission: Some(address), .. } => arguments.run_admission(*address).await,
             _ => arguments.run_neutron().await,
         }
     })
+}
+
+/// Parses the validity of a certificate and returns its seconds.
+fn validity(text: &str) -> Result<u64, String> {
+    let seconds = seconds(text).map_err(|error| error.to_string())?;
+    if (10..=10 * 365 * 86_400).contains(&seconds) {
+        Ok(seconds)
+    } else {
+        Err("expected from 10 seconds to ten years".to_owned())
+    }
 }
 
 impl Arguments {
@@ -203,6 +231,30 @@ impl Arguments {
             failed = page.serve(address) => failed,
             () = end => {
                 info!("page stopped");
+                Ok(())
+            }
+        }
+    }
+
+    /// Serves the admission webhook. Each replica does.
+    async fn run_admission(&self, address: SocketAddr) -> Result<(), Failure> {
+        let client = client::client(self.kubeconfig.as_deref()).await?;
+        let listener = health::bind(self.listen).await?;
+        let end = ended()?;
+        let settings = WebhookSettings {
+            listen: address,
+            namespace: self.lease_namespace.clone(),
+            missing_networks: self.missing_networks,
+            certificate_validity: Duration::from_secs(self.certificate_validity),
+            extra_names: self.webhook_name.clone(),
+        };
+        let webhook = AdmissionController::new(&client, settings);
+        tokio::spawn(health::serve(listener, Arc::clone(&webhook)));
+        info!(webhook = %address, listen = %self.listen, "admission webhook started");
+        tokio::select! {
+            failed = webhook.serve() => failed,
+            () = end => {
+                info!("admission webhook stopped");
                 Ok(())
             }
         }
