@@ -67,6 +67,11 @@ impl AddressList {
         self.count == 0
     }
 
+    /// Whether the list has this address.
+    pub fn contains(&self, address: &IpAddr) -> bool {
+        self.ranges.iter().any(|range| range.contains(*address))
+    }
+
     /// Returns each address.
     pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
         self.ranges.iter().flat_map(|range| {
