@@ -99,8 +99,14 @@ const BOUNDARIES: &[Boundary] = &[
         never: &["kube", "k8s-openapi", "netlink"],
     },
     Boundary {
+        name: "admission",
+        may_use: &["cli-support", "cni", "kube-support", "manifest", "npwg"],
+        never: &["netlink"],
+    },
+    Boundary {
         name: "controllers",
         may_use: &[
+            "admission",
             "cli-support",
             "cni",
             "ipam",

@@ -278,7 +278,7 @@ fn network_policy_explain_reads_a_connection_of_the_cluster() {
         let command = [text(&program), "explain", "--kubeconfig", &admin];
         cluster.machine.attempt(command.into_iter().chain(words)).success().json()
     };
-    // What the agents enforce counts, and not the labels.
+    // The agents enforce the written addresses and not the labels.
     let early = explain("x/web", "x/db", "8080");
     assert_eq!(early["allowed"], json!(false), "no controller has written the set: {early}");
     assert_eq!(early["waiting"], json!(["x/p"]), "{early}");

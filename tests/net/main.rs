@@ -11,6 +11,7 @@ mod attach_namespaces;
 mod bandwidth;
 mod bond;
 mod bridge;
+mod bridge_routes;
 mod capture;
 mod chained_plugins;
 mod command_line;

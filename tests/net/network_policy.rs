@@ -80,7 +80,7 @@ pub(crate) fn policies(host: &Host) {
 }
 
 /// Attaches the three pods.
-fn attach<'a>(host: &'a Host, cluster: &Cluster<'a>) -> Vec<(Pod, Attachment<'a>)> {
+pub(crate) fn attach<'a>(host: &'a Host, cluster: &Cluster<'a>) -> Vec<(Pod, Attachment<'a>)> {
     let attach = |index: usize| {
         pod_manifest(host, index);
         let pod = host.pod(PODS[index]);
@@ -111,7 +111,7 @@ fn await_address(pod: &Netns, address: &str) {
 /// Expected result of a connection: client and server by their index, protocol and port.
 type Row = (usize, usize, Transport, u16, bool);
 
-const ROWS: &[Row] = &[
+pub(crate) const ROWS: &[Row] = &[
     (1, 0, Transport::Tcp, 5432, true),
     (1, 0, Transport::Tcp, 5433, false),
     (1, 0, Transport::Udp, 60, true),
@@ -125,7 +125,7 @@ const ROWS: &[Row] = &[
 ];
 
 #[track_caller]
-fn assert_rows(case: &str, pods: &[(Pod, Attachment<'_>)], rows: &[Row]) {
+pub(crate) fn assert_rows(case: &str, pods: &[(Pod, Attachment<'_>)], rows: &[Row]) {
     for (from, to, transport, port, expected) in rows {
         for address in [format!("10.9.0.{}", 11 + to), format!("[fd00:9::{}]", 11 + to)] {
             let at = format!("{address}:{port}");
@@ -236,25 +236,6 @@ fn network_policy_check_finds_changed_rules() {
 }
 
 /// A pod with `NET_ADMIN` removes every rule of its namespace.
-#[test]
-fn network_policy_on_the_host_end_survives_a_hostile_pod() {
-    let host = host!(Feature::Veth, Feature::NftInet);
-    let cluster = Cluster::new(&host);
-    host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
-    cluster.definition("data", &network("ptp"));
-    policies(&host);
-    let pods = attach(&host, &cluster);
-    for (pod, _) in &pods {
-        pod.run(["nft", "flush", "ruleset"]);
-    }
-    assert_rows("flushed", &pods, &ROWS[..2]);
-    // The pod has only the rules that bind its addresses to the interface.
-    let (_, why) = refusal(&pods[0].1.check(&weft()));
-    assert!(why.contains("chain inet weft-policy addresses"), "{why}");
-    crate::network_policy_update::verify(&host, &pods[0].0);
-    pods[0].1.check(&weft()).success();
-}
-
 #[test]
 fn network_policy_irremovable_rules_in_a_pod_do_not_fail_del() {
     let host = host!(Feature::Macvlan, Feature::NftInet);

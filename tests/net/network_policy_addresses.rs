@@ -70,7 +70,7 @@ fn attach<'a>(host: &'a Host, cluster: &Cluster<'a>, plugins: [&Value; 2]) -> Ve
     ["s", "o", "f"].map(attach).into()
 }
 
-/// Whatever interface of `s` a packet for the address of `one` arrives at, the policy decides.
+/// Asserts that the policy decides about packets for the address of `one`, at any interface of `s`.
 fn assert_address_is_bound(case: &str, host: &Host, pods: &[(Pod, Attachment<'_>)]) {
     let [s, o, f] = [0, 1, 2].map(|index| &pods[index].0);
     for address in ["10.7.2.11", "[fd00:7:2::11]"] {

@@ -193,7 +193,7 @@ fn assert_forged_messages_are_dropped(host: &Host, plugin: &str) {
         );
         assert!(!arrives(web, other, "fd00:77::1", *kind, false), "{plugin}: {kind:?} left an isolated pod");
     }
-    // What is valid on the link must not be routed.
+    // A message that is valid on the link must not be routed.
     for kind in [(135, 0, 255, 32), (136, 0, 255, 32), (133, 0, 255, 32)] {
         assert!(!arrives(web, other, "fd00:77::1", kind, false), "{plugin}: {kind:?} left by a route");
     }

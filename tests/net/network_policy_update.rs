@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rig::cluster::NAMESPACE;
-
-use crate::network_policy::{network, weft};
 use rig::traffic::{Transport, outside, reached};
 use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, refusal};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Netns, Pod, host};
+
+use crate::network_policy::{ROWS, assert_rows, attach, network, policies, weft};
 
 /// Pods in the order of their addresses, which begin with 10.9.0.11.
 const PODS: [&str; 2] = ["db", "web"];
@@ -668,4 +668,23 @@ fn network_policy_update_of_another_pod_or_network_does_nothing() {
         pods.run(&task);
     }
     assert!(pods.chains().is_empty() && pods.cluster.entry(&pods.db) == before);
+}
+
+#[test]
+fn network_policy_on_the_host_end_survives_a_hostile_pod() {
+    let host = host!(Feature::Veth, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
+    cluster.definition("data", &network("ptp"));
+    policies(&host);
+    let pods = attach(&host, &cluster);
+    for (pod, _) in &pods {
+        pod.run(["nft", "flush", "ruleset"]);
+    }
+    assert_rows("flushed", &pods, &ROWS[..2]);
+    // The pod has only the rules that bind its addresses to the interface.
+    let (_, why) = refusal(&pods[0].1.check(&weft()));
+    assert!(why.contains("chain inet weft-policy addresses"), "{why}");
+    verify(&host, &pods[0].0);
+    pods[0].1.check(&weft()).success();
 }

@@ -233,6 +233,13 @@ pub const ROWS: &[Row] = &[
         ),
     ),
     row("docs/commands.md", "weft explain -n my-namespace my-pod", Way::Kube(POD)),
+    row(
+        "docs/network-policy.md",
+        "weft explain -n prod",
+        Way::NotRun(
+            "the pods are those of the reader: tests/kube/network_policy_controller.rs explains such a connection",
+        ),
+    ),
     row("docs/commands.md", "weft test", Way::NotRun("needs nodes: tests/node/network_test.rs runs it")),
     row("docs/commands.md", "sudo weft reset", Way::Host(ATTACHED)),
     row(

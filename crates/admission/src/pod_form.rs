@@ -18,7 +18,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn pod_of_a_workload_is_its_template_in_the_namespace_of_the_request() {
+    fn pod_of_a_workload_has_the_namespace_of_the_request() {
         let annotations = json!({ "k8s.v1.cni.cncf.io/networks": "a" });
         let job = json!({ "apiVersion": "batch/v1", "kind": "CronJob", "metadata": { "name": "j" }, "spec": {
             "jobTemplate": { "spec": { "template": { "metadata": { "annotations": annotations } } } } } });

@@ -24,7 +24,6 @@ use tokio::time::timeout;
 
 use crate::cluster_snapshot::address_use::AddressUse;
 use crate::ip_objects::{BlockObject, PoolObject};
-use crate::pool_usage::{address_filter, percent};
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow};
 use kube_support::custom_resources::IPPoolStatus;
@@ -230,7 +229,7 @@ impl ClusterSnapshot {
         if let Some(grid) = grid {
             status.blocks = grid.block_count().to_string();
         }
-        if let Some(filter) = address_filter(pool) {
+        if let Some(filter) = pool.address_filter() {
             let all = filter.count();
             // A single address may be in a block of another node.
             let leased = IpNet::aggregate(&leased);
@@ -353,6 +352,15 @@ impl Holder {
         let addresses = addresses.take(ADDRESSES_MAX).collect();
         Holder { namespace: pod.namespace, name: pod.name, uid: pod.uid, node: pod.node_name, addresses }
     }
+}
+
+/// Returns a part of a whole in percent, rounded down: 100 means that nothing is left.
+fn percent(part: u128, whole: u128) -> u8 {
+    let share = match part.checked_mul(100) {
+        Some(hundredfold) => hundredfold / whole.max(1),
+        None => part / (whole / 100).max(1),
+    };
+    u8::try_from(share.min(100)).unwrap_or(100)
 }
 
 #[cfg(test)]

@@ -12,7 +12,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipam::{AddressSpan, Holder, IpBlock, PoolLayout, SPANS_MAX, TransferRequest, pool_layout};
+use ipam::{
+    AddressFilter, AddressSpan, Holder, IpBlock, PoolLayout, Range, SPANS_MAX, TransferRequest, pool_layout,
+};
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
@@ -546,6 +548,13 @@ impl PoolObject {
             all.extend(beside(layout, range));
         }
         Ok(all)
+    }
+
+    /// Returns the addresses that the pool can allocate; `None` if its spec is invalid.
+    pub fn address_filter(&self) -> Option<AddressFilter> {
+        let subnet = self.spec.range.parse().ok()?;
+        let range = Range::of_any_size(subnet, None, None).ok()?;
+        Some(AddressFilter::new(range, &self.exclude().ok()?))
     }
 
     /// Returns the exclusions of the spec.

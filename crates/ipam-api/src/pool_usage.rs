@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipam::{AddressFilter, IpBlock, Range};
+use ipam::IpBlock;
 
 use crate::clock::now;
 use crate::cluster_snapshot::ClusterSnapshot;
@@ -57,25 +57,9 @@ impl PoolUsage {
     }
 }
 
-/// Returns a part of a whole in percent, rounded down: 100 means that nothing is left.
-pub fn percent(part: u128, whole: u128) -> u8 {
-    let share = match part.checked_mul(100) {
-        Some(hundredfold) => hundredfold / whole.max(1),
-        None => part / (whole / 100).max(1),
-    };
-    u8::try_from(share.min(100)).unwrap_or(100)
-}
-
-/// Returns the addresses that the pool can allocate; `None` if its spec is invalid.
-pub fn address_filter(pool: &PoolObject) -> Option<AddressFilter> {
-    let subnet = pool.spec.range.parse().ok()?;
-    let range = Range::of_any_size(subnet, None, None).ok()?;
-    Some(AddressFilter::new(range, &pool.exclude().ok()?))
-}
-
 /// Returns how many addresses the pool can allocate; 0 if its spec is invalid.
 fn size(pool: &PoolObject) -> u64 {
-    address_filter(pool).map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
+    pool.address_filter().map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
 }
 
 fn is_in_quarantine(object: &IpBlock, now: u64) -> bool {

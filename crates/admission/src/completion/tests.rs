@@ -32,14 +32,14 @@ fn completed(object: &Value, namespace: Option<&NamespaceFacts>) -> (Value, Vec<
     (changed, warnings)
 }
 
-fn pod(networks: &str, spec: Value) -> Value {
+fn pod(networks: &str, spec: &Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "p", "annotations": { "k8s.v1.cni.cncf.io/networks": networks } }, "spec": spec })
 }
 
 #[test]
 fn resources_of_several_networks_are_added_up_once() {
-    let object = pod("vf,vf2,plain,absent", json!({ "containers": [{ "name": "a" }, { "name": "b" }] }));
+    let object = pod("vf,vf2,plain,absent", &json!({ "containers": [{ "name": "a" }, { "name": "b" }] }));
     let (once, warnings) = completed(&object, None);
     let expected = json!({ "requests": { "e.x/vf": "2" }, "limits": { "e.x/vf": "2" } });
     assert_eq!((&once["spec"]["containers"][0]["resources"], warnings.len()), (&expected, 0));
@@ -59,7 +59,7 @@ fn resources_that_the_pod_requests_are_honoured() {
     let object = |count: &str, networks: &str| {
         pod(
             networks,
-            json!({ "containers": [{ "name": "a" }, { "name": "b", "resources": resources(count) }] }),
+            &json!({ "containers": [{ "name": "a" }, { "name": "b", "resources": resources(count) }] }),
         )
     };
     // Another container requests the device.
@@ -69,31 +69,31 @@ fn resources_that_the_pod_requests_are_honoured() {
     let (changed, _) = completed(&object("1", "vf,vf2"), None);
     assert_eq!(changed["spec"]["containers"][0]["resources"]["limits"]["e.x/vf"], "1");
     // The first container has one of its own, and other resources.
-    let first = pod("vf,vf2", json!({ "containers": [{ "name": "a", "resources": resources("1") }] }));
+    let first = pod("vf,vf2", &json!({ "containers": [{ "name": "a", "resources": resources("1") }] }));
     let (changed, _) = completed(&first, None);
     let expected = json!({ "limits": { "e.x/vf": "2", "cpu": "1" }, "requests": { "e.x/vf": "2" } });
     assert_eq!(changed["spec"]["containers"][0]["resources"], expected);
 }
 
 #[test]
-fn resources_are_not_added_beside_claims_or_against_the_annotation() {
+fn resources_are_not_added_beside_claims_or_if_refused() {
     let claims = json!({ "containers": [{ "name": "a" }], "resourceClaims": [{ "name": "c" }] });
-    let mut object = pod("vf", claims);
+    let mut object = pod("vf", &claims);
     assert_eq!(completed(&object, None).0["spec"]["containers"], object["spec"]["containers"]);
     object["metadata"]["annotations"][INJECT] = json!("true");
     assert_eq!(completed(&object, None).0["spec"]["containers"][0]["resources"]["limits"]["e.x/vf"], "1");
-    let mut object = pod("vf", json!({ "containers": [{ "name": "a" }] }));
+    let mut object = pod("vf", &json!({ "containers": [{ "name": "a" }] }));
     object["metadata"]["annotations"][INJECT] = json!("false");
     assert_eq!(completed(&object, None).0["spec"]["containers"], object["spec"]["containers"]);
 }
 
 #[test]
 fn node_selector_of_the_pod_is_never_replaced() {
-    let object = pod("plain,far,vf2", json!({ "containers": [], "nodeSelector": { "disk": "ssd" } }));
+    let object = pod("plain,far,vf2", &json!({ "containers": [], "nodeSelector": { "disk": "ssd" } }));
     let (changed, warnings) = completed(&object, None);
     assert_eq!(changed["spec"]["nodeSelector"], json!({ "disk": "ssd", "zone": "2" }));
     assert_eq!(warnings, ["network n/vf2 needs nodes with zone=1, and the pod selects zone=2"]);
-    let object = pod("far", json!({ "containers": [], "nodeSelector": { "zone": "9" } }));
+    let object = pod("far", &json!({ "containers": [], "nodeSelector": { "zone": "9" } }));
     let (changed, warnings) = completed(&object, None);
     assert_eq!((changed, warnings.len()), (object, 1));
 }
@@ -109,10 +109,10 @@ fn readiness_gate_is_added_on_request_to_pods_with_networks() {
         completed(object, Some(namespace)).0["spec"]["readinessGates"].clone()
     };
     let one = json!([{ "conditionType": GATE }]);
-    assert_eq!(gates(&pod("plain", spec.clone()), &facts("true")), one);
-    assert_eq!(gates(&pod("plain", spec.clone()), &facts("false")), Value::Null);
-    assert_eq!(gates(&pod("", spec.clone()), &facts("true")), Value::Null, "no network, no gate");
-    let mut own = pod("plain", spec.clone());
+    assert_eq!(gates(&pod("plain", &spec), &facts("true")), one);
+    assert_eq!(gates(&pod("plain", &spec), &facts("false")), Value::Null);
+    assert_eq!(gates(&pod("", &spec), &facts("true")), Value::Null, "no network, no gate");
+    let mut own = pod("plain", &spec);
     own["metadata"]["annotations"][GATE_REQUEST] = json!("false");
     assert_eq!(gates(&own, &facts("true")), Value::Null, "the pod decides");
     own["metadata"]["annotations"][GATE_REQUEST] = json!("true");
@@ -124,12 +124,12 @@ fn readiness_gate_is_added_on_request_to_pods_with_networks() {
 }
 
 #[test]
-fn default_network_of_the_namespace_is_that_of_pods_without_their_own() {
+fn default_network_of_the_namespace_applies_without_own() {
     let facts = NamespaceFacts { labels: BTreeMap::new(), default_network: Some("kube-system/blue".into()) };
     let key = Annotation::DefaultNetwork.key();
     let bare = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": { "containers": [] } });
     assert_eq!(completed(&bare, Some(&facts)).0["metadata"]["annotations"][key], "kube-system/blue");
-    let mut own = pod("", json!({ "containers": [] }));
+    let mut own = pod("", &json!({ "containers": [] }));
     own["metadata"]["annotations"][key] = json!("red");
     assert_eq!(completed(&own, Some(&facts)).0["metadata"]["annotations"][key], "red");
     let host = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": { "hostNetwork": true } });

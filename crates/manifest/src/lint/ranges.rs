@@ -56,7 +56,7 @@ fn ranges(definition: &Definition) -> Option<Vec<KnownRange>> {
 /// Returns the ranges in pools of the cluster; `None` if there are none.
 fn of_pools(config: &str) -> Option<Vec<KnownRange>> {
     let found = network_ranges(config).into_iter().map(|found| {
-        let range = found.filter.range.clone();
+        let range = found.filter.range;
         let is_ipv4 = range.first().is_ipv4();
         KnownRange { text: range.to_string(), is_ipv4, contains: Box::new(move |ip| range.contains(ip)) }
     });

@@ -20,7 +20,7 @@ use cli_support::output::Format;
 use cli_support::table;
 use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::PoolObject;
-use ipam_api::pool_usage::{PoolUsage, address_filter};
+use ipam_api::pool_usage::PoolUsage;
 use ipam_api::store_name::address_store_name;
 use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
@@ -163,7 +163,7 @@ fn store_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
 
 /// Returns a pool's objects, sorted by address.
 fn block_documents(snapshot: &ClusterSnapshot, object: &PoolObject, pool: &str) -> Vec<BlockDocument> {
-    let filter = address_filter(object);
+    let filter = object.address_filter();
     let addresses = |net: IpNet| filter.as_ref().map_or(0, |filter| filter.count_in(net));
     let objects: BTreeMap<IpNet, IpBlock> =
         snapshot.objects_of(pool).map(|object| (object.net, object)).collect();

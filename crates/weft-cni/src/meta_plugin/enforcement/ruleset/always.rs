@@ -1,4 +1,4 @@
-//! What passes under every policy: replies, and the packets of the protocols that give the attachment its neighbours and
+//! Packets that pass under every policy: replies, and the protocols that give the attachment its neighbours and
 //! addresses. A rule matches what such a protocol sends to its link, and nothing that a router forwards.
 //!
 //! - Neighbour discovery has hop limit 255, code 0, no extension headers and at most 64 bytes. A pod sends 133, 135 and 136 to
