@@ -181,7 +181,7 @@ fn isolated_plugins_use_the_programs_of_the_add() {
     weft.del(&config).success();
     assert_ne!(host.attempt(["test", "-e", "/run/cni/called"]).code, Some(0));
     let left = host.run(["sh", "-c", "ls /var/lib/cni/networks/*/10.* 2>/dev/null | wc -l"]);
-    assert_eq!(left.to_string().trim(), "0", "the addresses are released");
+    assert_eq!(left.trim(), "0", "the addresses are released");
 }
 
 #[test]

@@ -155,7 +155,21 @@ fn policy(host: &Host, app: &str, spec: &Value) {
     host.write(format!("{MANIFESTS}/policy-{app}.json"), policy.to_string());
 }
 
-/// Messages that pass no policy of a network with one of the plugins.
+/// Adds routes to a network behind the third pod.
+fn route_to_other(host: &Host, plugin: &str, db: &Pod, web: &Pod) {
+    let routers: &[&Netns] = if plugin == "ptp" { &[host] } else { &[db, web] };
+    for netns in routers {
+        netns.run(["ip", "route", "add", "fd00:77::/64", "via", "fd00:9::13"]);
+    }
+    if plugin == "ptp" {
+        let gateway = web.run(["ip", "-6", "route", "show", "default"]);
+        assert!(gateway.is_empty() || gateway.contains("net1") || gateway.contains("eth0"), "{gateway}");
+        let link = web.run(["sh", "-c", "ip -6 route get fd00:9::13 | grep -o 'via [^ ]*' | cut -d' ' -f2"]);
+        web.run(["ip", "route", "add", "fd00:77::/64", "via", link.trim(), "dev", "net1"]);
+    }
+}
+
+/// Asserts that messages pass no policy of a network with one of the plugins.
 fn assert_forged_messages_are_dropped(host: &Host, plugin: &str) {
     let cluster = Cluster::new(host);
     host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
@@ -170,16 +184,7 @@ fn assert_forged_messages_are_dropped(host: &Host, plugin: &str) {
     let [db, web, other] = [0, 1, 2].map(|index| &pods[index]);
     other.run(["sysctl", "-qw", "net.ipv6.conf.all.forwarding=1"]);
     other.run(["ip", "address", "add", "fd00:77::1/128", "dev", "lo"]);
-    let routers: &[&Netns] = if plugin == "ptp" { &[host] } else { &[db, web] };
-    for netns in routers {
-        netns.run(["ip", "route", "add", "fd00:77::/64", "via", "fd00:9::13"]);
-    }
-    if plugin == "ptp" {
-        let gateway = web.run(["ip", "-6", "route", "show", "default"]);
-        assert!(gateway.is_empty() || gateway.contains("net1") || gateway.contains("eth0"), "{gateway}");
-        let link = web.run(["sh", "-c", "ip -6 route get fd00:9::13 | grep -o 'via [^ ]*' | cut -d' ' -f2"]);
-        web.run(["ip", "route", "add", "fd00:77::/64", "via", link.trim(), "dev", "net1"]);
-    }
+    route_to_other(host, plugin, db, web);
     for kind in FORGED {
         // Without policies they arrive, from `other` at `web`, unless the host would have to route a last hop.
         let is_routed = plugin != "ptp" || kind.2 > 1;
