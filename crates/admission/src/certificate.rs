@@ -1,10 +1,10 @@
-//! Certificate of the webhook: an authority of its own and a certificate for the Service, as they are in a Secret.
+//! Webhook certificate: a separate authority and a certificate for the Service, as the Secret stores them.
 //!
 //! - [`Stored::next`] decides what is done, from the Secret and the time alone.
-//! - A certificate is replaced after two thirds of its validity. Its authority stays, so that a replica with the old certificate
-//!   and one with the new one are both trusted.
-//! - The authority lives ten times as long. Its successor is trusted beside it for a whole validity of a certificate before the
-//!   first certificate is signed with it, so that every API server knows it by then.
+//! - A certificate is replaced after two thirds of the validity. The authority stays, so that clients trust both a
+//!   replica with the old certificate and one with the new one.
+//! - The authority lives ten times as long. A new authority is trusted for a whole certificate validity before it signs
+//!   anything, so that every API server knows it by then.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(300);
 pub(crate) struct Stored {
     /// Authorities; the first one signs.
     pub(crate) authorities: Vec<Authority>,
-    /// Certificate of the server with its key.
+    /// Server certificate and key.
     pub(crate) server: Signed,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Authority {
     pub(crate) signed: Signed,
 }
 
-/// Certificate with its key, in PEM.
+/// Certificate and key, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Signed {

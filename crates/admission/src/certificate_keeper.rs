@@ -1,4 +1,4 @@
-//! Keeper of the webhook's certificate: reads and replaces the Secret, serves its certificate, and tells the API server which
+//! Keeps the webhook certificate: reads and replaces the Secret, serves the certificate, and tells the API server which
 //! authorities to trust.
 //!
 //! - Of several replicas the first one writes the Secret: a later write has an old resource version and is rejected.

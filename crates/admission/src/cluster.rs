@@ -1,4 +1,4 @@
-//! Caches of the cluster that answers are made from: definitions, namespaces, and the networks of pods.
+//! Cluster caches that answers are made from: definitions, namespaces, and the networks that pods select.
 //!
 //! An answer before the first complete list says nothing about other objects: a missing network cannot be told from one that
 //! was not listed yet.
@@ -19,7 +19,7 @@ use npwg::selection::{Annotation, Reading};
 use npwg::status::{Entry, NETWORK_STATUS};
 use serde::Deserialize;
 
-/// Maximum number of networks of a pod that are remembered.
+/// Maximum number of networks that are remembered for a pod.
 const NETWORKS_MAX: usize = 128;
 
 /// Facts about the cluster.
@@ -34,7 +34,7 @@ pub(crate) struct ClusterFacts {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NamespaceFacts {
     pub(crate) labels: Labels,
-    /// Annotation with the default network of its pods.
+    /// Annotation that names the default network for pods in this namespace.
     pub(crate) default_network: Option<String>,
 }
 

@@ -1,9 +1,9 @@
-//! Completion of a new pod: device resources, node selectors, readiness gate, and the default network of its namespace.
+//! Completion of a new pod: device resources, node selectors, readiness gate, and the namespace's default network.
 //!
-//! - A resource is added to the first container, as often as networks need it and no container requests it already. So a second
-//!   call changes nothing, and a pod that requests its devices itself keeps them.
-//! - A pod with resource claims gets no resources, because the claims may cover its networks. The annotation [`INJECT`] with the
-//!   value `true` adds them nevertheless.
+//! - A resource is added to the first container, as often as networks need it and no container requests it already. So
+//!   a second call changes nothing, and a pod that requests devices itself keeps them.
+//! - A pod with resource claims gets no resources, because the claims may cover the networks. The annotation [`INJECT`]
+//!   with the value `true` adds them nevertheless.
 //! - A node selector of a definition never replaces one of the pod. Where the two differ, the pod is left as it is, and the user
 //!   is warned.
 //!
@@ -24,7 +24,7 @@ pub(crate) const INJECT: &str = "weft.dev/inject-resources";
 pub(crate) const GATE_REQUEST: &str = "weft.dev/readiness-gate";
 /// Condition that the agent sets when every network is attached.
 pub(crate) const GATE: &str = "weft.dev/networks-ready";
-/// Annotation of a definition with node labels that its pods need, `KEY=VALUE[,KEY=VALUE…]`.
+/// Annotation of a definition with node labels that pods with this network need, `KEY=VALUE[,KEY=VALUE…]`.
 pub(crate) const NODE_SELECTOR: &str = "k8s.v1.cni.cncf.io/nodeSelector";
 /// Volume with the labels and annotations of the pod, which programs that use devices read.
 const INFO_VOLUME: &str = "podnetinfo";
@@ -217,7 +217,7 @@ impl Completion {
     }
 }
 
-/// Returns the selected networks whose definitions exist, each with the resource that its attachment uses.
+/// Returns the selected networks whose definitions exist, each with the resource that an attachment to it uses.
 fn selected<'a>(
     pod: &Pod,
     definitions: &'a BTreeMap<NetworkReference, Definition>,

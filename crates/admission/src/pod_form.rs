@@ -4,8 +4,8 @@ use manifest::Manifest;
 use npwg::metadata::Pod;
 use serde_json::Value;
 
-/// Returns the pods of an object: the pod itself, or the pod template of a workload. The namespace is that of the request,
-/// because a new object may name none.
+/// Returns the pods of an object: the pod itself, or the pod template of a workload. The namespace comes from the
+/// request, because a new object may name none.
 pub(crate) fn pods(object: &Value, namespace: &str) -> Vec<Pod> {
     let manifest = Manifest::parse(&object.to_string());
     let found = manifest.pods.into_iter().map(|located| located.value.pod);

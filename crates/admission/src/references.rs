@@ -1,5 +1,5 @@
-//! References of a pod to networks of the cluster: whether they exist, whether the pod may use them, and whether they can do
-//! what the pod requests.
+//! Network references in a pod: whether the networks exist, whether the pod may use them, and whether they can do what
+//! the pod requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 

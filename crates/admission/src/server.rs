@@ -1,6 +1,6 @@
 //! HTTPS server of the webhook.
 //!
-//! - Connections, their duration, and the size of a request are bounded. The API server keeps connections open.
+//! - Number and duration of connections are bounded, and so is the request size. The API server keeps connections open.
 //! - A new certificate serves new connections; those that are open keep theirs.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 const IDLE_MAX: Duration = Duration::from_secs(90);
 /// Maximum number of connections. A further one ends the oldest.
 const CONNECTIONS_MAX: usize = 256;
-/// Maximum size of a request, in bytes: two objects of the largest size that the API server stores, and their envelope.
+/// Maximum request size, in bytes: two objects as large as the API server can store, plus the envelope.
 const BODY_MAX: usize = 8 << 20;
 
 /// Serves reviews until the process ends.

@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Bounds of the time of an answer, in seconds.
+/// Bucket bounds for the answer time, in seconds.
 const BOUNDS: [f64; 9] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0];
 
 /// Metrics of the admission webhook.

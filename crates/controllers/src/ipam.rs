@@ -1,4 +1,4 @@
-//! IPAM controller: runs [`IpamReconciler`] periodically and counts its results.
+//! IPAM controller: runs [`IpamReconciler`] periodically and counts the results.
 
 mod gone_nodes;
 mod pool_deletion;

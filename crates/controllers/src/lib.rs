@@ -15,7 +15,7 @@
 //!
 //! - A process runs one of the controllers, with the permissions of that one.
 //! - Of several processes, the one that holds the Lease works. The page writes nothing, so each process serves it.
-//! - A controller has no state on disk: its state is in the cluster and in Neutron.
+//! - A controller has no state on disk: everything is in the cluster and in Neutron.
 
 #![forbid(unsafe_code)]
 

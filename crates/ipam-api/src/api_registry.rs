@@ -1,6 +1,6 @@
 //! Registry of one pool's blocks in the Kubernetes API.
 //!
-//! Reads go to the database of the API server, not to its cache. A request without a response may have been executed. Lists
+//! Reads go to the API server's database, not to the cache. A request without a response may have been executed. Lists
 //! are read in pages.
 
 use std::collections::BTreeSet;
@@ -53,11 +53,11 @@ pub struct ApiRegistry {
     pub grid: PoolLayout,
     /// Parts that the pool excludes, as last read.
     exclude: Vec<IpNet>,
-    /// Whether single addresses may lack the label of their block.
+    /// Whether single addresses may lack the block label.
     has_unlabelled_addresses: bool,
     /// Recorded sections of the pool that may contain single addresses, as last read.
     single_address_sections: Option<BTreeSet<u16>>,
-    /// Whether the pool does not exist: its objects are leased again or returned, and nothing new is leased.
+    /// Whether the pool does not exist: existing objects may be leased again or returned, but nothing new is leased.
     is_orphaned: bool,
     /// Versions of the responses, if new leases depend on them.
     history: Option<Arc<ClusterHistory>>,
@@ -67,7 +67,7 @@ pub struct ApiRegistry {
 }
 
 impl ApiRegistry {
-    /// Returns the registry of a pool, for a claim of the pod with this namespace and name. Requests are counted.
+    /// Returns the pool's registry for the claim of pod `namespace/name`. Requests are counted.
     pub fn new(
         client: Client,
         pool: &Pool,
@@ -93,7 +93,7 @@ impl ApiRegistry {
         }
     }
 
-    /// Returns the registry of a pool with a fixed layout, without a claim; `None` if its spec is invalid.
+    /// Returns the registry of a pool with a fixed layout, without a claim; `None` if the spec is invalid.
     pub fn of(
         client: &Client,
         pool: &PoolObject,
@@ -108,7 +108,7 @@ impl ApiRegistry {
         Some(ApiRegistry::new(client.clone(), &pool, no_pod, requests.clone()))
     }
 
-    /// Returns the registry of the objects of a pool that does not exist, as far as an object of this network needs it.
+    /// Returns a registry for the objects that a deleted pool left, as far as an object with this network needs it.
     pub fn of_missing_pool(
         client: &Client,
         name: &str,
@@ -167,7 +167,7 @@ impl ApiRegistry {
         }
     }
 
-    /// Returns every object with these labels. An invalid object is an error: its addresses may be in use.
+    /// Returns every object with these labels. An invalid object is an error, because the addresses may be in use.
     pub async fn list_labelled(&self, labels: &[(&str, String)]) -> Result<Vec<IpBlock>, RegistryError> {
         let mut selector = format!("{POOL_LABEL}={}", label(&self.pool));
         for (key, value) in labels {

@@ -1,4 +1,4 @@
-//! History of the cluster: notices that the database of the API server was restored to an earlier state.
+//! History of the cluster: notices that the API server's database was restored to an earlier state.
 //!
 //! ```text
 //!   response of the API server ──► resource version before the newest one that was known? ──► restored
@@ -6,8 +6,9 @@
 //!   restored ──► leases are compared with a new list, caches are listed again ──► nothing is leased for a while
 //! ```
 //!
-//! After a restore the cluster lacks leases that were made since the backup, and their pods live. Each node leases again what
-//! its pods hold. Until every node has had time to do so, a missing lease does not mean that an address is free.
+//! After a restore the cluster lacks the leases made since the backup, although the pods still run. Each node leases
+//! again what local pods hold. Until every node has had time to do so, a missing lease does not mean that an address is
+//! free.
 //!
 //! - A response is compared with the newest version that was known when the request was sent: later responses may overtake it.
 //! - Only requests that the API server answers from the database tell the present version: a creation, a change, and a list.
@@ -22,8 +23,8 @@ use tokio::sync::watch::{Receiver, Sender};
 /// Reason why nothing is leased after a restore.
 pub const RESTORED: &str = "the cluster was restored to an earlier state: nothing is leased until each node has leased again what its \
      pods hold: try again in half a minute";
-/// Time after a restore in which nothing is leased: each agent notices it within [`LOOK`], and leases again what its pods
-/// hold; a node that does not need a restored lease any more returns it.
+/// Time after a restore in which nothing is leased: each agent notices it within [`LOOK`], and leases again what local
+/// pods hold; a node that does not need a restored lease any more returns it.
 const SETTLE: Duration = Duration::from_secs(30);
 /// Interval at which an agent compares the version of the database.
 pub const LOOK: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Snapshot of a cluster's addresses: pools, blocks, nodes, and pods with their network-status.
+//! Snapshot of a cluster's addresses: pools, blocks, nodes, and pods with network-status.
 //!
 //! It changes nothing. [`super::findings`] reports inconsistencies in a snapshot.
 
@@ -54,7 +54,7 @@ pub struct ClusterSnapshot {
     pub(super) used: OnceLock<BTreeMap<String, BTreeSet<IpAddr>>>,
 }
 
-/// Pod with the addresses in its network-status.
+/// Pod and the addresses in the network-status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
@@ -115,8 +115,7 @@ where
 }
 
 impl ClusterSnapshot {
-    /// Lists everything. Blocks are listed before nodes and pods, so that if a block is listed, its pods are,
-    /// too.
+    /// Lists everything. Blocks are listed before nodes and pods, so that the pods of a listed block are listed, too.
     pub async fn take(client: &Client) -> Result<ClusterSnapshot, SnapshotError> {
         let ClusterSnapshot { pools, blocks, .. } = ClusterSnapshot::of_objects(client).await?;
         Ok(ClusterSnapshot { pools, blocks, ..ClusterSnapshot::of_pods(client).await? })
@@ -199,7 +198,7 @@ impl ClusterSnapshot {
         self.blocks.iter().filter(move |block| block.spec.pool == pool).filter_map(BlockObject::object)
     }
 
-    /// Returns a pool's status: its layout and how much is used.
+    /// Returns a pool's status: layout and usage.
     pub fn status_of(&self, pool: &PoolObject) -> IPPoolStatus {
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let grid = pool.grid().ok().flatten();
@@ -282,7 +281,7 @@ impl Followed {
     }
 }
 
-/// Pod reduced to its identity and the addresses that it shows.
+/// Identity of a pod, and the addresses that it shows.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct ShownPod(PodObject);

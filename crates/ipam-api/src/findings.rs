@@ -127,8 +127,7 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Adds pairs of pods that have the same pool address, and addresses that do not belong to their pod's
-    /// node.
+    /// Adds pairs of pods that have the same pool address, and addresses that another node holds.
     fn duplicate_and_stray_addresses(&self, findings: &mut Vec<Finding>) {
         let mut seen: BTreeMap<(IpAddr, Vec<&str>, &str), &Holder> = BTreeMap::new();
         for AddressUse { pod, ip, network, pools, lessor } in AddressUse::all(self) {

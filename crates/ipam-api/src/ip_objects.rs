@@ -1,10 +1,10 @@
-//! Objects of [`ipam::registry`] as IPBlock and IPPool objects of the group `weft.dev`.
+//! IPBlock and IPPool objects (group `weft.dev`) for [`ipam::registry`].
 //!
-//! - A manually edited, invalid object keeps its holder and is never allocated.
+//! - A manually edited, invalid object still counts as held, and is never allocated.
 //! - A string that does not fit a label is hashed.
-//! - The layout of a pool is in its status ([`RecordedLayout`]), which separate requests write. Each request carries the
-//!   resource version of the pool whose spec it records, so it fails if the spec has changed meanwhile.
-//! - A liveness probe is in the status of an IPBlock, which is written with the object. Every change of the object
+//! - The pool status has the layout ([`RecordedLayout`]); separate requests write it. Each request carries the resource
+//!   version of the pool whose spec it records, so it fails if the spec has changed meanwhile.
+//! - A liveness probe is part of the IPBlock status, which is written with the object. Every change to the object
 //!   removes the probe ([`BlockObject::of`] writes none), in one compare-and-swap.
 //!
 //! Source: [`kube_support::custom_resources`]; Kubernetes API conventions, names and labels.
@@ -32,30 +32,30 @@ use kube_support::custom_resources::{
 };
 use kube_support::resource;
 
-/// Label of an IPBlock: its pool.
+/// IPBlock label with the pool name.
 pub const POOL_LABEL: &str = "weft.dev/pool";
-/// Label of an IPBlock: the node that leases it; of an imported address that no node leases: the node of its pod.
+/// IPBlock label with the leasing node; on an imported address that no node leases, with the pod's node.
 pub const NODE_LABEL: &str = "weft.dev/node";
-/// Label of a single address: the block that contains it.
+/// Label of a single address with the surrounding block.
 pub const WITHIN_LABEL: &str = "weft.dev/within";
-/// Label of a single address: the claim that keeps it.
+/// Label of a single address with the claim that keeps it.
 pub const CLAIM_LABEL: &str = "weft.dev/claim";
-/// Label of a single address: the node that is asked to transfer it.
+/// Label of a single address with the node that should transfer it.
 pub const TRANSFER_LABEL: &str = "weft.dev/transfer-requested-from";
 
-/// Label of an imported address: its pod. Label of a pool: it has imported addresses.
+/// Label of an imported address with the pod. On a pool, it means that the pool has imported addresses.
 pub const IMPORTED_LABEL: &str = "weft.dev/imported";
 
-/// Finalizer of an object that a node leases or a claim keeps, and of a pool with such objects: a manual deletion waits until
-/// it is free.
+/// Finalizer for objects that a node leases or a claim keeps, and for pools with such objects: a manual deletion waits
+/// until they are free.
 pub const IN_USE: &str = "weft.dev/in-use";
 
-/// Key beside the sections of a pool that have single addresses: the uid of the pool for which the record is complete.
+/// Key beside the section records: uid of the pool for which the record is complete.
 const POOL_UID: &str = "poolUid";
 /// Value of such a section.
 const RECORDED: &str = "recorded";
 
-/// Longest value of a label, in bytes.
+/// Maximum length of a label value, in bytes.
 const LABEL_MAX: usize = 63;
 
 /// Pool as it comes from the API.
@@ -98,12 +98,12 @@ pub struct BlockObject {
     /// Addresses and holder.
     #[serde(default)]
     pub spec: IPBlockSpec,
-    /// Liveness probe of its node, if there is one.
+    /// Liveness probe for the leasing node, if there is one.
     #[serde(default, deserialize_with = "status", skip_serializing_if = "Option::is_none")]
     pub status: Option<IPBlockStatus>,
 }
 
-/// Reads the status of a block. An unreadable status becomes none: the objects of the same list must stay readable.
+/// Reads the block status. An unreadable status becomes none, because the rest of the list must stay readable.
 fn status<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IPBlockStatus>, D::Error> {
     Ok(serde_json::from_value(Value::deserialize(from)?).ok())
 }
@@ -138,12 +138,12 @@ pub fn block_name(pool: &str, net: IpNet) -> String {
     format!("{pool}.{}", name_of(net))
 }
 
-/// Returns namespace and name of a pod as the value of a label.
+/// Returns a pod's namespace and name as a label value.
 pub(crate) fn label_of_pod(namespace: &str, pod: &str) -> String {
     label(&format!("{namespace}/{pod}"))
 }
 
-/// Returns a string as the value of a label.
+/// Returns a string as a label value.
 pub fn label(text: &str) -> String {
     let word = |byte: u8| byte.is_ascii_alphanumeric();
     let bytes = text.as_bytes();
@@ -214,27 +214,27 @@ impl BlockObject {
         }
     }
 
-    /// Returns the object as it is written before its deletion: without a finalizer.
+    /// Returns the object without a finalizer, as it must be written before deletion.
     pub fn unused(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
         let mut written = BlockObject::of(pool, grid, object);
         written.metadata.finalizers = None;
         written
     }
 
-    /// Whether the object is being deleted and waits for its finalizer.
+    /// Whether the object is being deleted and waits for the finalizer.
     pub fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// Whether the object has no transfer request of a node, or a refusal.
+    /// Whether the object has no transfer request for `node`, or a refusal.
     pub(crate) fn answers(&self, node: &str) -> bool {
         let IPBlockSpec { transfer_requests, transfer_requested_from, transfer_refused_by, .. } = &self.spec;
         let is_waiting = !transfer_requested_from.is_empty() && transfer_refused_by.is_empty();
         !is_waiting && !transfer_requests.iter().any(|request| request.node == node)
     }
 
-    /// Returns the object with its finalizer, if it is in use and the finalizer was removed manually. `None` for an object
-    /// that is deleted, or probed: any change would answer the probe.
+    /// Returns the object with the finalizer, if it is in use and somebody removed the finalizer. `None` for an object
+    /// that is deleted or probed: any change would answer the probe.
     pub fn in_use(&self) -> Option<BlockObject> {
         let is_in_use = self.object().is_some_and(|object| object.is_in_use());
         let finalizers = &self.metadata.finalizers;
@@ -247,7 +247,7 @@ impl BlockObject {
         Some(in_use)
     }
 
-    /// Whether the agent of its node is probed.
+    /// Whether the leasing node's agent is probed.
     pub fn is_probed(&self) -> bool {
         self.status.as_ref().is_some_and(IPBlockStatus::is_probed)
     }
@@ -263,7 +263,7 @@ impl BlockObject {
         self.status = None;
     }
 
-    /// Returns the block size of the pool when the object was created, as a power of two.
+    /// Returns the pool's block size at the time when the object was created, as a power of two.
     pub fn bits(&self) -> Option<u8> {
         let net: IpNet = self.spec.range.parse().ok()?;
         if net.prefix_len() < net.max_prefix_len() {
@@ -275,7 +275,7 @@ impl BlockObject {
         net.max_prefix_len().checked_sub(length)
     }
 
-    /// Returns the block. `None` if its range is invalid or differs from its name, or a number is negative.
+    /// Returns the block. `None` if the range is invalid or differs from the name, or a number is negative.
     pub fn object(&self) -> Option<IpBlock> {
         let BlockObject { types: _, metadata, spec, status: _ } = self;
         let net: IpNet = spec.range.parse().ok()?;
@@ -337,7 +337,7 @@ fn read_request(written: &IPBlockTransferRequest) -> Option<TransferRequest> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("pool {pool}: {fault}")]
 pub struct PoolError {
-    /// The name of the pool.
+    /// Pool name.
     pub pool: String,
     /// The fault of the pool.
     pub fault: PoolFault,
@@ -385,8 +385,8 @@ pub enum PoolFault {
     Exclude(String),
 }
 
-/// Returns the status that records single addresses in these sections of a pool, in addition to the recorded ones.
-/// `complete_for`: uid of the pool for which the record is complete.
+/// Returns the pool status that records single addresses in these sections, in addition to those already recorded.
+/// `complete_for` is the uid of the pool for which the record is complete.
 pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&str>) -> Value {
     let sections = sections.into_iter().map(|section| (section.to_string(), RECORDED));
     let complete_for = complete_for.map(|uid| (POOL_UID.to_owned(), uid));
@@ -396,17 +396,17 @@ pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&
 // === impl PoolObject ===
 
 impl PoolObject {
-    /// Whether the pool is being deleted and waits for its finalizer.
+    /// Whether the pool is being deleted and waits for the finalizer.
     pub fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// Whether the pool has the finalizer of a pool in use.
+    /// Whether the pool has the in-use finalizer.
     pub fn has_finalizer(&self) -> bool {
         self.metadata.finalizers.as_ref().is_some_and(|all| all.iter().any(|known| known == IN_USE))
     }
 
-    /// Returns the pool with its finalizer; `None` if it has it, or is deleted.
+    /// Returns the pool with the finalizer; `None` if it has one already, or is deleted.
     pub fn in_use(&self) -> Option<PoolObject> {
         if self.has_finalizer() || self.is_deleted() {
             return None;
@@ -416,7 +416,7 @@ impl PoolObject {
         Some(in_use)
     }
 
-    /// Returns the pool without its finalizer.
+    /// Returns the pool without the finalizer.
     pub fn unused(&self) -> PoolObject {
         let mut unused = self.clone();
         unused.metadata.finalizers.get_or_insert_default().retain(|known| known != IN_USE);
@@ -455,12 +455,12 @@ impl PoolObject {
         }
     }
 
-    /// Returns the range of the recorded layout, also of one that is being changed.
+    /// Returns the recorded range, also while the layout is being changed.
     pub(crate) fn recorded_range(&self) -> Option<IpNet> {
         network(&self.recorded_layout()?.range)
     }
 
-    /// Whether single addresses of the pool may lack the label of their block.
+    /// Whether single addresses may lack the block label.
     pub fn has_unlabelled_addresses(&self) -> bool {
         self.recorded_layout().is_some_and(|recorded| recorded.unlabelled_addresses)
     }
@@ -469,7 +469,7 @@ impl PoolObject {
         self.status.as_ref()?.layout.as_ref()
     }
 
-    /// Returns the status that records a state of the layout for the present spec.
+    /// Returns the status that records this layout state for the present spec.
     pub fn layout_status(&self, state: LayoutState) -> Value {
         match state {
             LayoutState::Unset => json!({ "layout": null }),
@@ -480,8 +480,8 @@ impl PoolObject {
         }
     }
 
-    /// Returns the sections of the pool in which single addresses may have been created; `None` if the record is missing or
-    /// of another pool of the name.
+    /// Returns the pool sections in which single addresses may have been created; `None` if there is no record, or if
+    /// it belongs to an earlier pool with this name.
     pub fn recorded_sections(&self) -> Option<BTreeSet<u16>> {
         let singles = &self.status.as_ref()?.single_address_blocks;
         let complete_for = singles.get(POOL_UID).filter(|uid| Some(*uid) == self.metadata.uid.as_ref());
@@ -504,8 +504,8 @@ impl PoolObject {
         }
     }
 
-    /// Returns the layout of the present leases: the fixed one, else that of the spec, if it is valid and the block size is
-    /// known.
+    /// Returns the layout of present leases: the fixed one, otherwise the one in the spec, if it is valid and the block
+    /// size is known.
     ///
     /// # Errors
     /// A field is invalid, or was changed after the layout was fixed.
@@ -538,7 +538,7 @@ impl PoolObject {
         }
     }
 
-    /// Returns the addresses that are never allocated: the exclusions, and the part of the layout outside of the range.
+    /// Returns the addresses that are never allocated: the exclusions, and the part of the layout outside the range.
     ///
     /// # Errors
     /// An entry is invalid.
@@ -550,7 +550,7 @@ impl PoolObject {
         Ok(all)
     }
 
-    /// Returns the addresses that the pool can allocate; `None` if its spec is invalid.
+    /// Returns the addresses that the pool can allocate; `None` if the spec is invalid.
     pub fn address_filter(&self) -> Option<AddressFilter> {
         let subnet = self.spec.range.parse().ok()?;
         let range = Range::of_any_size(subnet, None, None).ok()?;
@@ -576,7 +576,7 @@ fn network(text: &str) -> Option<IpNet> {
     text.parse().ok().filter(|net: &IpNet| *net == net.trunc())
 }
 
-/// Returns the parts of a network outside of another one.
+/// Returns the parts of `net` outside `inner`.
 pub(crate) fn beside(net: IpNet, inner: IpNet) -> Vec<IpNet> {
     if inner.contains(&net) {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Lookup of the pool of a network's range, and the decision about its layout.
+//! Looks up the pool for a network range, and decides about the pool layout.
 //!
 //! ```text
 //!   by name ──► exists? ──► layout fixed ──► its blocks
@@ -8,16 +8,16 @@
 //!                    └► created; block size as before, or by window and number of nodes; other pools inside it are excluded
 //! ```
 //!
-//! - The layout of a pool is recorded in its status. A spec with a smaller range uses a part of it. For a larger range the
-//!   layout is fixed again, with the same block size, unless the pool has no blocks. Other changes are refused.
+//! - The pool status records the layout. A spec with a smaller range uses a part of it. For a larger range the layout
+//!   is fixed again, with the same block size, unless the pool has no blocks. Other changes are refused.
 //! - While a layout is fixed again it is pending, and nothing is leased. An object that was created before is seen by the
 //!   list of leases; the creator of a later one reads that the pool has changed, and releases it.
 //! - The record is a separate write, with the resource version of the pool whose spec it records. Nothing is leased from a
 //!   pool without a record, so a call that ends before it writes one leaves a pool that was never used.
-//! - A pool that is created again after its deletion gets the layout of its existing leases.
-//! - A pool in use has a finalizer. Objects whose pool does not exist any more count like a pool of their own.
-//! - Two pools must not have addresses in common; the pool whose layout was fixed first wins. Each lookup records that its
-//!   pool is pending and then reads the others, so at least one of two sees the other.
+//! - A pool that is created again after a deletion gets the layout of the leases that still exist.
+//! - A pool in use has a finalizer. Objects whose pool no longer exists count as a separate pool.
+//! - Two pools must not have addresses in common; the pool whose layout was fixed first wins. Each lookup first records
+//!   that the pool is pending and then reads the others, so at least one of two sees the other.
 
 mod rival;
 
@@ -61,7 +61,7 @@ pub struct Pool {
     pub grid: PoolLayout,
     /// Parts that are never allocated.
     pub exclude: Vec<IpNet>,
-    /// Whether single addresses may lack the label of their block.
+    /// Whether single addresses may lack the block label.
     pub has_unlabelled_addresses: bool,
     /// Sections that may contain single addresses, if recorded: [`PoolObject::recorded_sections`].
     pub single_address_sections: Option<BTreeSet<u16>>,
@@ -86,8 +86,8 @@ pub async fn resolve(client: &Client, wanted: &PoolReference) -> Result<Pool, Un
     resolve_for(client, wanted, address_count(wanted.range), &ClusterHistory::default()).await
 }
 
-/// Returns the requested pool like [`resolve`], for a network that may allocate `window` addresses of it. The block size
-/// of a new pool depends on them. No pool is created if `history` shows that the cluster was restored.
+/// Returns the requested pool like [`resolve`], for a network that may allocate `window` addresses from it; a new
+/// pool's block size depends on the window. No pool is created if `history` shows that the cluster was restored.
 ///
 /// # Errors
 /// As for [`resolve`].
@@ -246,7 +246,8 @@ impl Lookup<'_> {
         }
     }
 
-    /// Returns the pool with its finalizer: a pool from which addresses are leased stays until nothing in it is in use.
+    /// Returns the pool with the finalizer: a pool from which addresses are leased must stay until nothing in it is in
+    /// use.
     async fn protected(&self, pool: PoolObject) -> Result<PoolObject, Unusable> {
         match pool.in_use() {
             Some(in_use) => self.replace(&in_use).await,
@@ -254,7 +255,7 @@ impl Lookup<'_> {
         }
     }
 
-    /// Enlarges a pool to the requested range, which contains its own. The ranges of `others` are excluded.
+    /// Enlarges a pool to the requested range, which must contain the old one. The ranges in `others` are excluded.
     async fn enlarge(&self, mut pool: PoolObject, others: Vec<String>) -> Result<Pool, Unusable> {
         pool.layout_state()?;
         let before = pool.spec.clone();
@@ -313,8 +314,8 @@ impl Lookup<'_> {
         self.finish(&pool, &grid, &leased).await
     }
 
-    /// Makes the layout of a used pool pending; returns the pool and its leases. Nothing is written if the change must be
-    /// refused, so that the fixed part stays usable.
+    /// Makes the layout of a used pool pending; returns the pool and the leases. Nothing is written if the change must
+    /// be refused, so that the fixed part stays usable.
     async fn begin_change(
         &self,
         pool: PoolObject,
@@ -363,8 +364,8 @@ impl Lookup<'_> {
         }
     }
 
-    /// Writes fields of a pool's status, if the pool was not changed since it was read: the record is the layout of the spec
-    /// that was read.
+    /// Writes pool status fields, if the pool was not changed since it was read: the record must describe the spec that
+    /// was read.
     async fn record(&self, pool: &PoolObject, status: serde_json::Value) -> Result<PoolObject, Unusable> {
         let version = &pool.metadata.resource_version;
         let patch = json!({ "metadata": { "resourceVersion": version }, "status": status });
@@ -411,8 +412,8 @@ impl Lookup<'_> {
         }
     }
 
-    /// Returns the block size of a new pool: that of existing leases from a deleted pool, else by window and number of
-    /// nodes.
+    /// Returns the block size for a new pool: that of leases which a deleted pool left, otherwise a size chosen by
+    /// window and node count.
     async fn bits(&self, pool: &str, range: IpNet) -> Result<u8, Unusable> {
         let leased = self.leased(pool).await?;
         // Single addresses of a pool that had no blocks at first do not have the block size.
@@ -432,15 +433,15 @@ fn range(pool: &PoolObject) -> Option<IpNet> {
     pool.spec.range.parse().ok()
 }
 
-/// Returns the ranges inside of a network that pools have, by their spec or by their recorded layout: addresses outside of a
-/// reduced range may still be leased.
+/// Returns the pool ranges inside a network, taken from specs and recorded layouts: addresses outside a reduced range
+/// may still be leased.
 fn ranges_inside<'a>(pools: impl Iterator<Item = &'a PoolObject>, net: IpNet) -> Vec<String> {
     let ranges = pools.flat_map(|pool| range(pool).into_iter().chain(pool.recorded_range()));
     let inside: BTreeSet<IpNet> = ranges.filter(|range| net.contains(range) && *range != net).collect();
     inside.iter().map(IpNet::to_string).collect()
 }
 
-/// Whether the pool has the name that a network gives to the pool of its range: such a pool follows the networks.
+/// Whether the pool has the name that a network derives from a range: such a pool follows the networks.
 fn is_named_by_network(pool: &PoolObject) -> bool {
     let (Some(own), name) = (range(pool), name(pool)) else { return false };
     let space = &pool.spec.network_name;
@@ -471,8 +472,9 @@ fn refuse_foreign(pool: &str, leased: &[BlockObject], grid: &PoolLayout) -> Resu
     }
 }
 
-/// Whether an object is a block of a layout, or inside one, or of no importance: an invalid object is reported elsewhere, and
-/// a free address outside of the range is never leased again. Single addresses of a pool without blocks fit any block size.
+/// Whether an object is a block of this layout, lies inside one, or does not matter: an invalid object is reported
+/// elsewhere, and a free address outside the range is never leased again. Single addresses in a pool without blocks fit
+/// any block size.
 fn fits(block: &BlockObject, grid: &PoolLayout) -> bool {
     let Some(object) = block.object() else { return true };
     match grid.block_of(object.net.addr()) {
@@ -486,8 +488,8 @@ fn is_unlabelled(block: &BlockObject) -> bool {
     block.bits() == Some(0)
 }
 
-/// Returns the complete record of the sections of a pool that have single addresses. `None` if it is not reliable, or if
-/// every block is one address: then every block is searched for single addresses.
+/// Returns the complete record of pool sections with single addresses. `None` if it is not reliable, or if every block
+/// is one address: then every block is searched for single addresses.
 fn single_addresses(
     pool: &PoolObject,
     grid: &PoolLayout,
@@ -508,7 +510,7 @@ fn read(object: &PoolObject) -> Result<Pool, PoolError> {
     Ok(Pool { name, uid, grid, exclude, has_unlabelled_addresses, single_address_sections })
 }
 
-/// Returns the number of nodes: requests one object and the number of remaining ones. If the API server does not return that
+/// Returns the node count: requests one object and the number of remaining ones. If the API server does not return that
 /// number, all objects are listed.
 ///
 /// # Errors

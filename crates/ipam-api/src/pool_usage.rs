@@ -2,8 +2,8 @@
 //!
 //! - A subnet's network address, the broadcast address and the pool's exclusions never count.
 //! - `used` are the addresses that pods show, nodes lease as single addresses, or claims keep.
-//! - Addresses in quarantine are counted as far as the cluster knows them: released single addresses. Those
-//!   in a block are only known to its node.
+//! - Addresses in quarantine are counted only if the cluster knows them, that is, released single addresses. Only the
+//!   leasing node knows those inside a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ impl PoolUsage {
     }
 }
 
-/// Returns how many addresses the pool can allocate; 0 if its spec is invalid.
+/// Returns how many addresses the pool can allocate; 0 if the spec is invalid.
 fn size(pool: &PoolObject) -> u64 {
     pool.address_filter().map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
 }

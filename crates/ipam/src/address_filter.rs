@@ -1,7 +1,7 @@
 //! Address filter: the pool addresses that one network may allocate.
 //!
-//! A filter is a range in the pool without its gateway and without the excluded networks. Several networks
-//! may have filters on one pool; addresses are unique in the pool.
+//! A filter is a range in the pool minus the gateway and the excluded networks. Several networks may have filters on
+//! one pool; addresses are unique in the pool.
 //!
 //! - A subnet's network address and an IPv4 subnet's broadcast address are never admitted, even if the range
 //!   names them. In IPv6 the network address is the anycast address that all routers in the subnet share (RFC
@@ -22,7 +22,7 @@ use crate::range::{Range, RangeError, hosts};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "FilterFields", into = "FilterFields")]
 pub struct AddressFilter {
-    /// Range with its gateway, which is never allocated.
+    /// Range and the gateway, which is never allocated.
     pub range: Range,
     /// Networks that are never allocated from, sorted and disjoint.
     exclude: Vec<IpNet>,

@@ -66,8 +66,8 @@ pub struct RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
-    /// Networks in the store, without those it returns. An address in them may be held on this node, even if its object
-    /// or its pod was deleted.
+    /// Networks in the store, without those it returns. An address in them may be held on this node, even if the object
+    /// or the pod was deleted.
     fn networks(&self) -> impl Iterator<Item = IpNet> {
         self.blocks.iter().filter(|block| block.state != BlockState::Returning).map(|block| block.net)
     }

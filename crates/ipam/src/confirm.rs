@@ -118,16 +118,16 @@ async fn create_or_take<R: Registry>(
     }
 }
 
-/// Whether a single address of this holder's store names another owner than the one that holds it: after a restore of the
-/// cluster's database. An owner that is deleted would let a pod of the same claim take the address.
+/// Whether the holder's store names another owner for a single address than the one that holds it, as it happens when
+/// the cluster's database was restored. If that owner were deleted, a pod with the same claim would take the address.
 pub fn names_earlier_owner(object: &IpBlock, holder: &Holder) -> bool {
     let Holder { node, store, owner, .. } = &object.holder;
     let is_own = (node, store) == (&holder.node, &holder.store);
     object.is_single_address() && is_own && !holder.owner.is_empty() && *owner != holder.owner
 }
 
-/// Leases an unconfirmed block again in which something is held, without a request of its store; returns whether it was
-/// available. The next request of the store finds the new lease.
+/// Leases an unconfirmed block again in which something is held, before the store requests it; returns whether the
+/// block was available. The store's next request finds the new lease.
 ///
 /// # Errors
 /// Error of the registry.

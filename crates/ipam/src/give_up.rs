@@ -1,4 +1,4 @@
-//! Giving up of addresses: any free address of a node's blocks for another node, on the node of the blocks.
+//! Giving up addresses: any free address in a node's blocks for another node; runs on the node that has the blocks.
 //!
 //! The requester writes a [`TransferRequest`] into the object of one of the blocks. The node gives up a block that it does
 //! not need, or some free addresses, which become single addresses that any node may lease. Protocol and safety argument:
@@ -37,14 +37,14 @@ pub enum GivenUp {
     Block {
         /// Addresses of the block.
         net: IpNet,
-        /// Identifier of its lease.
+        /// Lease identifier.
         lease: String,
     },
     /// These addresses of a block are reserved.
     Addresses {
         /// Addresses of the block.
         net: IpNet,
-        /// Identifier of its lease.
+        /// Lease identifier.
         lease: String,
         /// The reserved addresses.
         addresses: Vec<IpAddr>,
@@ -58,7 +58,7 @@ pub enum GivenUp {
 pub struct KnownBlock {
     /// Identifier of the lease.
     pub lease: String,
-    /// Addresses that are reserved in its object.
+    /// Addresses that are reserved in the block object.
     pub reserved: Vec<IpAddr>,
 }
 
@@ -74,7 +74,7 @@ pub struct GiveUpMessage {
 /// Message of the agent to `weft-cni`: return idle blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReturnMessage {
-    /// Longest quarantine of the networks of the pool, in milliseconds.
+    /// Longest quarantine among the networks that use the pool, in milliseconds.
     pub quarantine: u64,
     /// Leases that were returned to the cluster, which the store removes.
     pub returned: Vec<String>,
@@ -204,7 +204,7 @@ impl AddressStore {
         others.map(|other| self.free_count(&other, clock)).sum::<u64>() >= KEPT
     }
 
-    /// Free addresses of a block that the requester may allocate now, with the time of their release.
+    /// Returns the free addresses in a block that the requester may allocate now, with release times.
     fn free_in(&self, block: &Block, clock: Clock, request: &TransferRequest) -> Vec<(u64, SlotId)> {
         let slots = self.slots_of(block).enumerate();
         let free = slots.filter_map(|(slot, what)| match what {

@@ -1,8 +1,8 @@
 //! Cluster IPAM: address ranges, pools, blocks, leases, and the choice of the next address. Pure: no files, no clock.
 //!
 //! - [`Range`], [`RangeSet`], [`UsedAddresses`]: choice of an address in a range, for `host-local`.
-//! - [`PoolLayout`], [`AddressFilter`]: blocks of a pool, and the addresses of it that a network may allocate.
-//! - [`AddressStore`]: the leased blocks of a node, and the owners of their addresses. Used by `weft-cni`.
+//! - [`PoolLayout`], [`AddressFilter`]: blocks in a pool, and the pool addresses that a network may allocate.
+//! - [`AddressStore`]: the node's leased blocks, and who owns which address. Used by `weft-cni`.
 //! - [`BlockAllocator`], [`Registry`]: leases of blocks and single addresses. Used by the node agent.
 //!
 //! No operation takes time in proportion to a range, so a /64 is as fast as a /24. The design is in

@@ -1,6 +1,6 @@
 //! Pool layout: a pool is split into aligned blocks of one size, and each block is leased as a whole.
 //!
-//! - The block size of a pool is fixed when the pool is first used, because nodes compete for a block by its name.
+//! - A pool's block size is fixed at the first use, because nodes compete for a block by name.
 //! - A block has at most 256 addresses. A block of one address is that address.
 //! - A network whose window is not larger than a block uses single addresses instead.
 //!
@@ -14,7 +14,7 @@ use crate::number::{Family, number};
 
 /// Largest block size, as a power of two.
 pub const BITS_MAX: u8 = 8;
-/// Number of sections of a pool for which the pool's status records single-address objects.
+/// Number of pool sections for which the pool status records single-address objects.
 const SECTIONS: u128 = 512;
 /// Number of blocks that every node should be able to lease.
 const BLOCKS_PER_NODE: u128 = 4;
@@ -25,7 +25,7 @@ const BLOCK_MIN: u128 = 4;
 const LARGE_WINDOW: u128 = 1024;
 const LARGE_BLOCK_MIN: u128 = 32;
 
-/// Subnet of a pool and the size of its blocks.
+/// Pool subnet and block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLayout {
     subnet: IpNet,
@@ -40,8 +40,8 @@ impl PoolLayout {
         PoolLayout { subnet, bits: bits.min(BITS_MAX).min(host) }
     }
 
-    /// Splits `subnet` for a network that may allocate `window` addresses of it, so that each of `nodes` nodes can lease
-    /// four blocks. If the window is too small for blocks, the size is that for a network with the whole subnet.
+    /// Splits `subnet` for a network that may allocate `window` addresses from it, so that each of `nodes` nodes can
+    /// lease four blocks. If the window is too small for blocks, the size is that for a network with the whole subnet.
     pub fn for_window(subnet: IpNet, window: u128, nodes: u64) -> PoolLayout {
         let bits = match bits_for(window, nodes) {
             0 => bits_for(address_count(subnet), nodes),

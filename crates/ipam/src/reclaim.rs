@@ -1,4 +1,4 @@
-//! Return of objects to the pool: by their holder, by the controller, and when a claim ends.
+//! Return of objects to the pool: by the holder, by the controller, and when a claim ends.
 
 use ipnet::IpNet;
 
@@ -11,8 +11,8 @@ const ATTEMPTS: usize = 2;
 
 /// Releases a lease of a node. A lease that is not current any more was released before.
 ///
-/// The object of a single address remains, because it records when the quarantine of the address began. After a restore
-/// of the cluster's database, another node may have a lease with the same identifier; it is not released.
+/// A single address keeps the object, because it records when the quarantine began. After a restore of the cluster's
+/// database, another node may have a lease with the same identifier, which is not released.
 ///
 /// # Errors
 /// Error of the registry, or concurrent changes.
@@ -36,10 +36,10 @@ pub async fn release_lease<R: Registry>(
     Err(RegistryError::Unknown("the object is changed concurrently".to_owned()))
 }
 
-/// Takes an object from its node, if it was not changed since `object` was read.
+/// Takes an object away from the node, if it was not changed since `object` was read.
 ///
 /// The caller reads the object, then makes sure that the node is gone, then reclaims: a node that came back in between
-/// has changed its objects.
+/// has changed the objects.
 ///
 /// # Errors
 /// Error of the registry.
@@ -54,7 +54,7 @@ pub async fn reclaim<R: Registry>(registry: &R, mut object: IpBlock, now: u64) -
     registry.delete(&object).await
 }
 
-/// Ends the claim of an address, if the object was not changed since it was read. The quarantine of the address begins.
+/// Ends the claim on an address, if the object was not changed since it was read. The quarantine begins.
 ///
 /// # Errors
 /// Error of the registry.
@@ -64,8 +64,8 @@ pub async fn end_claim<R: Registry>(registry: &R, object: IpBlock, now: u64) -> 
     registry.replace(&IpBlock { holder, ..object }).await.map(drop)
 }
 
-/// Ends a claim of the addresses that earlier pods of it had: it keeps `leased`, which its last pod has. Addresses that a node
-/// leases, or that the network may not allocate, are left alone.
+/// Ends a claim on addresses that earlier pods had: only `leased`, which the claim's last pod has, stays. Addresses
+/// that a node leases, or that the network may not allocate, are left alone.
 ///
 /// # Errors
 /// Error of the registry.

@@ -1,8 +1,8 @@
 //! Regained addresses: addresses of living sandboxes that a new address store contains from the beginning, because the
 //! store before it was removed.
 //!
-//! Each is a single address under a lease that must be confirmed, so nothing but its owner gets it. Its object, if there is
-//! one, is confirmed; a block around it takes it over ([`AddressStore::apply_response`]). See
+//! Each is a single address under a lease that must be confirmed, so only the owner can get it. If an object exists, it
+//! is confirmed; a surrounding block takes the address over ([`AddressStore::apply_response`]). See
 //! `docs/design/ipam.md#removed-address-store`.
 
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ const REGAINED: &str = "regained ";
 pub enum LeaseSource {
     /// The cluster.
     Cluster,
-    /// The store is the only one of its pool; the identifier of a lease is its network.
+    /// The pool has no other store; a lease is identified by the network.
     Store,
 }
 
@@ -39,7 +39,7 @@ impl AddressStore {
         self.add_held_address(&lease, now, owner)
     }
 
-    /// Iterates over the regained addresses that neither their object nor a block confirms.
+    /// Iterates over the regained addresses that neither an object nor a block confirms.
     pub fn regained(&self) -> impl Iterator<Item = (SlotId, OwnerTag)> {
         let all = self.blocks().filter(is_regained);
         all.filter_map(|block| self.single_owner_of(&block))
@@ -62,7 +62,7 @@ impl AddressStore {
         edits
     }
 
-    /// Regained addresses of a new block that are no objects of their own.
+    /// Regained addresses in a new block that have no objects.
     pub(crate) fn regained_inside(&self, lease: &BlockLease) -> Vec<IpAddr> {
         if lease.single_owner {
             return Vec::new();

@@ -67,8 +67,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         response
     }
 
-    /// Returns the blocks that the store returns. Only this part of a request is allowed without the store's lock: a
-    /// returning lease never changes its state again.
+    /// Returns the blocks that the store returns. Only this part of a request is allowed without the store's lock: the
+    /// state of a returning lease never changes again.
     pub async fn return_blocks(&self, request: &LeaseRequest, response: &mut LeaseResponse) {
         let returning = request.blocks.iter().filter(|block| block.state == BlockState::Returning);
         for BlockInfo { net, lease, released_at, .. } in returning {

@@ -1,7 +1,7 @@
 //! Unconfirmed blocks in the address store: blocks that the node may have lost.
 //!
-//! A block becomes unconfirmed at a boot, and when the registry does not list its lease any more. No new owner gets an
-//! address of it until it is confirmed. See `docs/design/ipam.md#loss-of-a-lease`.
+//! A block becomes unconfirmed at a boot, and when the registry no longer lists the lease. Until it is confirmed, no
+//! new owner gets an address from it. See `docs/design/ipam.md#loss-of-a-lease`.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ impl AddressStore {
         Some(self.set_state(block.page, BlockState::Unconfirmed))
     }
 
-    /// Whether a lease is unconfirmed and nothing in its block is held. Such a lease may be released, unless it is
+    /// Whether a lease is unconfirmed and nothing in the block is held. Such a lease may be released, unless it is
     /// confirmed before.
     pub fn is_unconfirmed_and_unused(&self, lease: &str) -> bool {
         let is_unconfirmed = |block: &Block| block.lease == lease && block.state == BlockState::Unconfirmed;
@@ -31,10 +31,10 @@ impl AddressStore {
         block.state == BlockState::Unconfirmed && self.is_held(block)
     }
 
-    /// Whether an object of this node, which the store does not contain under its present lease, keeps an address of the
-    /// store from other nodes: one of the object's addresses is held under a lease that must be confirmed.
+    /// Whether an object on this node, which the store does not contain under the present lease, keeps an address in
+    /// the store from other nodes: one of the object's addresses is held under a lease that must be confirmed.
     ///
-    /// Such an object was leased again, or its lease was lost with the store. Every component that releases objects the
+    /// Such an object was leased again, or the lease was lost with the store. Every component that releases objects the
     /// store does not contain decides by this.
     pub fn needs_object(&self, object: &IpBlock) -> bool {
         let unconfirmed = self.blocks().filter(|block| overlap(block.net, object.net));
@@ -48,7 +48,7 @@ impl AddressStore {
         inside.any(|block| self.is_held(&block))
     }
 
-    /// Addresses of a new lease that are held under other leases: of the same block, or of single addresses in it.
+    /// Addresses in a new lease that are held under other leases, for the same block or for single addresses in it.
     pub(crate) fn held_under_other_leases(&self, lease: &BlockLease) -> Vec<IpAddr> {
         let is_other =
             |block: &Block| lease.net.contains(&block.net) && block.lease != lease.id && !lease.single_owner;

@@ -1,10 +1,10 @@
 //! Cache for one kind of object, filled by listing and watching the API.
 //!
 //! - A new list replaces the old one when it is complete.
-//! - While the API server cannot be reached, the last known state is served, and its age is known
-//!   ([`liveness`]).
+//! - While the API server cannot be reached, the cache serves the last known state, and [`liveness`] knows how old it
+//!   is.
 //! - A list or watch that stops fails within 30 s (`client::transport`), and is requested again.
-//! - A consumer that handles each object on its own follows the changed keys ([`ChangedKeys`]).
+//! - A consumer that handles objects separately follows the changed keys ([`ChangedKeys`]).
 //! - After a restore of the API server's database every cache is listed again ([`list_again`]): the server sends no
 //!   event for versions that come again.
 //! - A watch event takes precedence over the response to a concurrent request ([`pending_lookup`]).
@@ -108,7 +108,7 @@ impl<T: PartialEq> Cache<T> {
         self.state().objects.keys().cloned().collect()
     }
 
-    /// Returns all objects with their keys.
+    /// Returns all keys and objects.
     pub fn entries(&self) -> Vec<(Key, Arc<T>)> {
         self.state().objects.iter().map(|(key, object)| (key.clone(), Arc::clone(object))).collect()
     }

@@ -1,12 +1,12 @@
-//! Custom resources that weft reads and writes: their types, and the definitions that the types generate.
+//! Custom resources that weft reads and writes: types, and the definitions generated from them.
 //!
 //! `weft crds` prints [`definitions`]; `deploy/crds` has the same text, and a test compares the two. The structs named
-//! like the kinds ([`IPPool`], [`IPBlock`], …) serve the definitions and the names alone. Objects are read by types of
-//! their own, which are lenient, so that one malformed object does not hide the others of its list.
+//! like the kinds ([`IPPool`], [`IPBlock`], …) serve only the definitions and the names. Other, lenient types read the
+//! objects, so that one malformed object does not hide the rest of the list.
 //!
-//! - A definition is never more permissive than its type: `default` and `nullable`, which the derive adds, are removed.
-//! - Only `ippools` and `ipamclaims` have the status subresource. The status of an IPBlock is written together with the
-//!   object: a decision about a block is one compare-and-swap of its resource version.
+//! - A definition is never more permissive than the type: `default` and `nullable`, which the derive adds, are removed.
+//! - Only `ippools` and `ipamclaims` have the status subresource. The IPBlock status is written together with the
+//!   object, so that a decision about a block is one compare-and-swap on the resource version.
 //!
 //! Source: `apiextensions.k8s.io/v1`; multi-network specification 1.3, sections 3.1 and 8; Kuryr-Kubernetes `kuryrports`.
 
@@ -39,7 +39,7 @@ use serde_json::Value;
 /// Formats of numbers and strings that the API server knows; the derive also writes names of Rust's types.
 const FORMATS: [&str; 3] = ["int32", "int64", "date-time"];
 
-/// Returns the definitions of all custom resources, in the order of their names.
+/// Returns the definitions of all custom resources, sorted by name.
 ///
 /// # Errors
 /// A generated schema is not one of the API's. A unit test generates all of them.
@@ -80,7 +80,7 @@ fn multi_network_policy_definition() -> Result<CustomResourceDefinition, serde_j
 /// Way in which the status of an object is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
-    /// By requests of its own, which change nothing else.
+    /// By separate requests, which change nothing else.
     Subresource,
     /// With the rest of the object, in one request.
     WithObject,
@@ -92,7 +92,7 @@ enum Status {
 /// - The status subresource: the derive declares it for every type that has a status.
 /// - `default`: the API server would write the defaults into objects. `nullable`: `null` would be accepted.
 /// - `format`: `uint8` and the like are unknown to the API server, which warns of them.
-/// - `title`: the name of the Rust type. Line breaks in a description: those of the source text.
+/// - `title`: the name of the Rust type. Line breaks in a description are those in the source text.
 fn adapt(
     mut definition: CustomResourceDefinition,
     required: &[&str],

@@ -1,6 +1,6 @@
-//! Effect of an Event on the state of its pod: the networks fail, or work again.
+//! Effect of an Event on the pod state: the networks fail, or work again.
 //!
-//! `weft list --failed` and the page decide by it whether a pod is failing: its newest Event with an effect counts.
+//! `weft list --failed` and the page decide by it whether a pod is failing: the newest Event with an effect counts.
 
 use crate::event_reason::EventReason;
 

@@ -18,9 +18,9 @@ pub enum EventReason {
     AnnotationIgnored,
     /// No plugin declares the capability that a request needs.
     CapabilityMissing,
-    /// An attachment no longer matches its configuration.
+    /// An attachment no longer matches the configuration.
     InterfaceDrifted,
-    /// A drifted attachment matches its configuration again.
+    /// A drifted attachment matches the configuration again.
     InterfaceRestored,
     /// The networks of a Service were refused.
     NetworkAddressesRefused,

@@ -2,7 +2,7 @@
 //!
 //! - Events are sent once, one after the other, in the background, at a limited rate ([`Pace`]). They are delayed while
 //!   pods are attached, because they would compete for the processors.
-//! - An ADD that succeeds causes one Event with all its interfaces.
+//! - A successful ADD causes one Event with all interfaces.
 //! - The queue is limited, and Events beyond it are dropped. When the process ends, the queue is sent first, for a few
 //!   seconds at most.
 //! - The note is limited to [`NOTE_MAX`] bytes.
@@ -41,7 +41,7 @@ const QUEUE_MAX: usize = 1024;
 const FAILING_MAX: usize = 1024;
 /// Longest delay of an Event while pods are attached.
 const DELAY_MAX: Duration = Duration::from_secs(2);
-/// Number of Events that are sent at once; enough for every pod of a node that starts.
+/// Number of Events that are sent at once; enough for every pod on a starting node.
 const PACE_BURST: f64 = 256.0;
 /// Number of Events a second after that.
 const PACE_RATE: f64 = 50.0;
@@ -106,7 +106,7 @@ impl Pace {
 }
 
 impl Events {
-    /// Returns the queue, and starts the task that sends its Events.
+    /// Returns the queue, and starts the task that sends the Events.
     pub fn new(client: Client, node: &str, busy: &Arc<Busy>) -> Events {
         let busy = Arc::clone(busy);
         let (sender, mut receiver) = mpsc::channel::<QueueItem>(QUEUE_MAX);
@@ -261,7 +261,7 @@ impl Events {
     }
 }
 
-/// Returns the fault followed by the name of its rule, for `weft lint --explain`.
+/// Returns the error text and the rule name, for `weft lint --explain`.
 fn with_rule(fault: &Fault) -> String {
     format!("{fault} [{}]", fault.rule)
 }
@@ -303,7 +303,7 @@ fn added_interface(interface: &str, ips: &[String], network: &str) -> String {
     format!("Add {interface} [{}] from {network}", ips.join(" "))
 }
 
-/// Joins sentences to a text of at most `length` bytes, which ends with the number of the omitted ones.
+/// Joins sentences to a text with at most `length` bytes; the end says how many were omitted.
 fn list_within(sentences: &[String], length: usize) -> String {
     let mut text = String::new();
     for (index, sentence) in sentences.iter().enumerate() {

@@ -39,7 +39,7 @@ pub(crate) fn hash(note: &str) -> u64 {
     hasher.finish()
 }
 
-/// Whether a word is a time of day with its date, as programs log it.
+/// Whether a word is a date and time, as programs log it.
 fn is_time(word: &str) -> bool {
     let bytes = word.as_bytes();
     let is_date = bytes.len() >= 16 && bytes[..4].iter().all(u8::is_ascii_digit) && bytes[4] == b'-';

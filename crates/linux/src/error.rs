@@ -53,7 +53,7 @@ impl Error {
         Error::explained(operation, errno, "")
     }
 
-    /// Returns a kernel error with its extended-ack text.
+    /// Returns a kernel error with the extended-ack text.
     pub fn explained(operation: impl Into<String>, errno: Errno, explanation: impl Into<String>) -> Error {
         Error { operation: operation.into(), cause: Cause::Kernel { errno, explanation: explanation.into() } }
     }

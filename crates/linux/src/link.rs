@@ -161,7 +161,7 @@ pub struct Link {
     pub detail: Detail,
     /// Bridge port attributes, if the link is a port.
     pub port: Option<BridgePort>,
-    /// Whether the link forwards as a bridge port, that is, its spanning tree state is `forwarding`.
+    /// Whether the link forwards as a bridge port, that is, with the spanning tree state `forwarding`.
     pub forwards: bool,
 }
 
@@ -226,7 +226,7 @@ pub struct Change<'a> {
     pub flags: Option<u32>,
     /// New transmit queue length in packets.
     pub tx_queue_length: Option<u32>,
-    /// New master; `Some(0)` detaches the link from its master.
+    /// New master; `Some(0)` detaches the link.
     pub master: Option<u32>,
     /// New group number.
     pub group: Option<u32>,

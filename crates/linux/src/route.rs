@@ -1,6 +1,6 @@
 //! Routes.
 //!
-//! weft's routes have their own protocol number, so that `ip route show proto 119` finds them all.
+//! weft's routes have a separate protocol number, so that `ip route show proto 119` finds them all.
 //!
 //! Source: rtnetlink(7) RTM_NEWROUTE/GETROUTE/DELROUTE; ip-route(8).
 
@@ -252,8 +252,8 @@ impl Rtnl {
 
     /// Removes a route; of a multipath route only this next hop.
     ///
-    /// A removal by one hop would delete a whole IPv4 route with several, or not find it, so the route is replaced by one
-    /// with the other hops. IPv6 hops are routes of their own.
+    /// A removal by one hop would delete a whole IPv4 route with several, or not find it, so the route is replaced by
+    /// one with the other hops. IPv6 hops are separate routes.
     pub fn delete_hop(&mut self, hop: &Route) -> Result<(), Error> {
         if hop.dst.addr().is_ipv4() {
             let routes = self.routes_with_hops(Family::V4)?;

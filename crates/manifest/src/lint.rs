@@ -1,7 +1,7 @@
-//! Linter: finds every problem of a file that is visible without a cluster, with its place, rule and suggestion.
+//! Linter: finds every problem in a file that is visible without a cluster, and reports place, rule and suggestion.
 //!
-//! It checks definitions, the network annotations of pods and pod templates, network policies, and CNI configurations, also those inside
-//! definitions. Their positions are line and column of the file, not of the embedded JSON.
+//! It checks definitions, the network annotations of pods and pod templates, network policies, and CNI configurations,
+//! also those inside definitions. Positions are line and column in the file, not in the embedded JSON.
 //!
 //! It uses the same parsers as the plan, so the two agree. [`Severity`] explains the severities.
 //!
@@ -59,9 +59,9 @@ pub struct Knowledge {
     pub plugin_keys: BTreeMap<String, Vec<String>>,
     /// Options in `ipam` of each IPAM plugin.
     pub ipam_keys: BTreeMap<String, Vec<String>>,
-    /// Programs of the node, if its plugin directories are known.
+    /// Programs on the node, if the plugin directories are known.
     pub programs: Option<Programs>,
-    /// Number of nodes of the cluster, if it is known.
+    /// Number of cluster nodes, if it is known.
     pub nodes: Option<u64>,
 }
 
@@ -101,7 +101,7 @@ pub fn manifest(manifest: &Manifest, knowledge: &Knowledge) -> Vec<Finding> {
     findings
 }
 
-/// Returns the findings of a CNI configuration on disk, of a single plugin or a list.
+/// Returns the findings for a CNI configuration on disk: a single plugin or a list.
 pub fn configuration(text: &str, knowledge: &Knowledge) -> Vec<Finding> {
     let source = Source::new(text);
     let mut report = Report { source: &source, findings: Vec::new() };
@@ -146,7 +146,7 @@ impl Report<'_> {
         self.add(embedded(self.source, place, text, offset), fault);
     }
 
-    /// Adds a finding at its path in an embedded text.
+    /// Adds a finding at the path in an embedded text.
     fn add_at_path(&mut self, place: Place<'_>, text: &str, fault: Fault) {
         match place {
             Place::Nodes(node) => {
@@ -165,7 +165,7 @@ impl Report<'_> {
     }
 }
 
-/// Returns the offset in the file of an offset of an embedded text.
+/// Returns the file offset for an offset in an embedded text.
 fn embedded(source: &Source, place: Place<'_>, text: &str, offset: usize) -> usize {
     match place {
         Place::Whole => offset,
@@ -174,7 +174,7 @@ fn embedded(source: &Source, place: Place<'_>, text: &str, offset: usize) -> usi
     }
 }
 
-/// Returns the offset of a path in the text of an annotation or a configuration, in JSON or in the comma form.
+/// Returns the offset of a path in an annotation or configuration text, in JSON or in the comma form.
 fn offset(text: &str, path: &KeyPath) -> usize {
     match text.trim_start().starts_with(['[', '{']) {
         true => crate::position::offset(text, path),

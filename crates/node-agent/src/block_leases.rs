@@ -6,15 +6,15 @@
 //!                                                       └─► addresses are held, and no node leases it: leased again
 //! ```
 //!
-//! A node loses a lease without a reboot if the IPBlock is deleted while its agent is away, or if an operator deletes
-//! the IPBlock and its finalizer. Deleted IPBlocks that their finalizer keeps are in `deleted_blocks`.
+//! A node loses a lease without a reboot if the IPBlock is deleted while the agent is away, or if an operator deletes
+//! the IPBlock and the finalizer. Deleted IPBlocks that the finalizer keeps are in `deleted_blocks`.
 //!
-//! - Address stores are read without their locks; only `weft-cni` changes them.
+//! - Address stores are read without locks; only `weft-cni` changes them.
 //! - The cluster is listed after the stores are read: otherwise a lease made in between would seem to be missing.
 //! - A store that is locked or cannot be changed does not delay the others or the answer to a probe.
 //! - Of several stores with one lease, all but the one named after the pool count as copies.
 //! - Nothing is watched on a node that never requested an address.
-//! - Stores in other directories cannot be read. Their leases are not compared, and probes of them are answered.
+//! - Stores in other directories cannot be read, so their leases are not compared, and probes are answered.
 //!
 //! Source: `docs/design/ipam.md#loss-of-a-lease`.
 
@@ -53,12 +53,12 @@ use node_support::weft_cni::WeftCni;
 const GATHER: Duration = Duration::from_millis(500);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);
-/// Pause while addresses are held in a block that another node leases or that was deleted: no event reports their release.
+/// Pause while addresses are held in a block that another node leases or that was deleted: no event reports a release.
 const RECHECK: Duration = Duration::from_secs(15);
 /// Pause if nothing changes.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// Network of a lease and its identifier.
+/// Lease network and identifier.
 type Lease = (IpNet, String);
 
 /// Lease in an address store that can be lost: an active block, or an unconfirmed one with held addresses.
@@ -107,7 +107,7 @@ enum LeaseError {
     /// The API server rejected a request.
     #[error("{request}: {reason}")]
     Request {
-        /// The request, or its object.
+        /// The request text, or an object.
         request: String,
         /// Description of the API error.
         reason: String,
@@ -151,7 +151,7 @@ enum LeaseError {
     Compare(Vec<(String, LeaseError)>),
 }
 
-/// Joins the errors of several address stores, each with the name of its store.
+/// Joins errors from several address stores, each with the store name.
 fn joined(failed: &[(String, LeaseError)]) -> String {
     let lines: Vec<String> =
         failed.iter().map(|(store, error)| format!("address store {store}: {error}")).collect();

@@ -1,4 +1,4 @@
-//! Provider of address blocks: answers the requests of the node's address stores, and prefetches and returns blocks.
+//! Provider of address blocks: answers requests from the node's address stores, and prefetches and returns blocks.
 //!
 //! ```text
 //!   weft-ipam ── AllocateRequest ──► prefetched block of the store? ── yes ─────────────► AllocateResponse
@@ -7,14 +7,14 @@
 //!
 //! An address that an IPAMClaim keeps is read from the claim and written to it: [`Claim`].
 //!
-//! - The requests of one store are answered one at a time, in order. A client has the store locked, so the client of an
-//!   earlier request is dead.
+//! - Requests for one store are answered one at a time, in order. A client holds the store lock, so the client behind
+//!   an earlier request must be dead.
 //! - A lease whose response was lost is found by the watch of this node's IPBlocks.
-//! - An agent that is being replaced answers beside its successor. So a request ends with its client
+//! - An agent that is being replaced answers beside the new one. So a request ends when the client goes away
 //!   ([`node_support::agent_server`]), and uses only objects that the watch showed while the client was connected.
 //! - Before an object that the store does not contain is used, the client is probed ([`node_support::client_probe`]).
-//! - A store outside of the agent's `--address-stores` (`ipam.dataDir`) has a name of its own. Two networks of one pool
-//!   with different directories have two stores, independent of each other.
+//! - A store outside the agent's `--address-stores` (`ipam.dataDir`) has a separate name. Two networks that use one
+//!   pool with different directories have two independent stores.
 
 mod imported;
 mod last_address;
@@ -79,7 +79,7 @@ pub(crate) enum GiveUp {
     Busy,
 }
 
-/// Provider of address blocks for the stores of this node.
+/// Provider of address blocks for this node's stores.
 pub(crate) struct BlockProvider {
     client: Client,
     node: String,
@@ -154,7 +154,7 @@ impl ServeError {
     }
 }
 
-/// State of one address store: its pool when last read, and its prefetched blocks.
+/// State of one address store: the pool when last read, and prefetched blocks.
 #[derive(Default)]
 struct PrefetchedBlocks {
     pool: Option<(Instant, Pool)>,
@@ -183,7 +183,7 @@ impl BlockProvider {
         }
     }
 
-    /// Answers a request of an address store. `pod` is the pod of the request, if the agent knows it.
+    /// Answers an address store's request. `pod` is the requesting pod, if the agent knows it.
     pub(crate) async fn allocate(
         &self,
         request: &AllocateRequest,
@@ -304,8 +304,8 @@ impl BlockProvider {
         Ok(true)
     }
 
-    /// Gives up a prefetched block of a store to another node, if there is one that it may use. Does not wait long for a
-    /// request of the store that is being served: that one may wait for other nodes itself.
+    /// Gives a prefetched block to another node, if there is one that it may use. Does not wait long for a request from
+    /// the same store that is being served: that one may itself wait for other nodes.
     ///
     /// # Errors
     /// The error of the registry.
@@ -332,7 +332,7 @@ impl BlockProvider {
         Ok(GiveUp::Done)
     }
 
-    /// Returns prefetched blocks of a store that were not used in time; then the leases of those that are still ready.
+    /// Returns prefetched blocks that were not used in time; then the leases for those that are still ready.
     ///
     /// # Errors
     /// The error of the registry.
@@ -526,7 +526,7 @@ impl BlockProvider {
         }
     }
 
-    /// Returns the seed of the block search: it differs for each node and store, and with each block of the store.
+    /// Returns the seed for the block search: different for each node and store, and for each further block.
     fn seed(&self, request: &AllocateRequest) -> u64 {
         let text = format!("{}/{}/{}", self.node, request.store, request.blocks.len());
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -590,7 +590,7 @@ impl BlockProvider {
         Ok(response)
     }
 
-    /// Returns what a claim gets: the address in its status, or none.
+    /// Returns the address that a claim gets from the claim's status, if there is one.
     async fn kind_for_claim(
         &self,
         claim: &Claim,

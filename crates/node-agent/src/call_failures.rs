@@ -1,7 +1,7 @@
-//! Failures of calls and tasks, as the history on the node has them: each is logged, counted, and an Event of its pod.
+//! Failed calls and tasks, taken from the history on the node: each is logged, counted, and reported as a pod Event.
 //!
-//! - `weft-cni` has no log, so its failures reach the cluster by the history ([`rpc::history`]), also those of a DEL,
-//!   which never contacts the agent.
+//! - `weft-cni` has no log, so failures reach the cluster by the history ([`rpc::history`]), even for a DEL, which
+//!   never contacts the agent.
 //! - Refused plans and the results of checks, changes and policy updates were logged by the agent itself. They are only counted here.
 //! - Failures from before the start of the agent stay in the history (`weft history`).
 

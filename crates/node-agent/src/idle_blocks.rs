@@ -1,5 +1,5 @@
-//! Return of idle blocks: an address store returns blocks and addresses that it does not need, without a CNI call. Reserved
-//! addresses that no single address uses any more become free in their block again: [`restoring`].
+//! Return of idle blocks: an address store returns blocks and addresses that it does not need, without a CNI call.
+//! Reserved addresses that no single address uses any more become free in the block again: [`restoring`].
 //!
 //! ```text
 //!   address store, read without its lock ──► idle or returning blocks? lease that the store does not contain?
@@ -9,7 +9,7 @@
 //! - `weft-cni` marks a block as returning, under the lock of the store; such a block never allocates again.
 //! - A lease that no store contains belongs to a request whose client is dead. It was seen before the store was locked, so
 //!   no call in progress is about to write it.
-//! - A drained node has no calls, and its blocks are returned as those of any other.
+//! - A drained node has no calls; the blocks are returned like any others.
 //!
 //! Source: `docs/design/ipam.md#return-of-blocks`.
 
@@ -174,7 +174,7 @@ impl IdleBlocks {
         objects.filter(is_of_store).collect()
     }
 
-    /// Longest quarantine of the networks of a store, as far as it is known.
+    /// Longest quarantine among the networks that use a store, as far as it is known.
     fn quarantine_of(&self, store: &str) -> u64 {
         self.agent.block_provider.quarantine_of(store).max(QUARANTINE_MIN)
     }
@@ -195,7 +195,7 @@ impl IdleBlocks {
         Ok(())
     }
 
-    /// Has `weft-cni` change the store; returns its blocks.
+    /// Asks `weft-cni` to change the store; returns the store's blocks.
     async fn change(&self, store: &str, message: ReturnMessage) -> Result<Vec<BlockInfo>, ReturnError> {
         let (store_dir, name) = (self.store_dir.clone(), store.to_owned());
         let changed = run_on_thread(move || {
@@ -205,7 +205,7 @@ impl IdleBlocks {
         changed.map_err(|failure| ReturnError::RunWeftCni { reason: failure.to_string() })
     }
 
-    /// Returns the registry of a pool, or one for an object of a pool that does not exist.
+    /// Returns the pool's registry, or one for an object whose pool does not exist.
     fn registry_for(&self, registry: Option<&ApiRegistry>, pool: &str, net: IpNet) -> ApiRegistry {
         let requests = &self.agent.metrics.address_requests;
         registry.cloned().unwrap_or_else(|| ApiRegistry::of_missing_pool(&self.client, pool, net, requests))
@@ -250,7 +250,7 @@ fn has_work(mut addresses: AddressStore, objects: &[OwnedBlock], clock: Clock) -
         || !addresses.return_idle_blocks(clock, IDLE).is_empty()
 }
 
-/// Leases of a store that it does not contain, without those that keep its held addresses from other nodes.
+/// Leases that a store does not contain, without those that keep held addresses from other nodes.
 fn unneeded<'a>(objects: &'a [OwnedBlock], addresses: &AddressStore) -> impl Iterator<Item = &'a IpBlock> {
     let known: HashSet<String> = addresses.blocks().map(|block| block.lease).collect();
     let unknown =

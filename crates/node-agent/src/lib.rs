@@ -1,4 +1,4 @@
-//! Node agent (`weft agent`): plans the networks of this node's pods and publishes their status.
+//! Node agent (`weft agent`): plans the networks for this node's pods and publishes the network-status.
 //!
 //! ```text
 //!   API server ──watch──► caches ──┐
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! - The agent changes nothing on the host. It needs no capability.
-//! - It writes to the directory of its socket only, and reads the journal and the address stores.
+//! - It writes only to the socket directory, and reads the journal and the address stores.
 //! - `weft-cni` writes the address stores; the agent executes it for that.
-//! - One thread runs all asynchronous tasks. Blocking work (weft-cni, the watch of the journal) has threads of its own.
+//! - One thread runs all asynchronous tasks. Blocking work (weft-cni, the watch of the journal) has separate threads.
 
 #![forbid(unsafe_code)]
 
@@ -259,7 +259,7 @@ fn follow_addresses(
     background.begin("detection of address stores", async move { agent.block_provider.detect_use().await });
 }
 
-/// Writes the status of one sandbox and sends its Events; for a node without an agent.
+/// Writes the status of one sandbox and sends Events; for a node without an agent.
 pub fn publish(entry: &Entry, kubeconfig: Option<&Path>) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let client = client::client_of_objects(kubeconfig).await?;

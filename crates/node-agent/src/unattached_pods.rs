@@ -1,10 +1,11 @@
 //! Detection of unattached pods: pods that run without the networks they select, because weft was not called.
 //!
-//! The container runtime creates such pods when another CNI configuration is the first in its directory: after a reboot,
-//! while the default network is updated, or before weft was installed. The kubelet reports them as Running and Ready.
+//! The container runtime creates such pods when another CNI configuration is the first in the directory: after a
+//! reboot, while the default network is updated, or before weft was installed. The kubelet reports them as Running and
+//! Ready.
 //!
 //! - An unattached pod selects a network, has addresses, and is missing from the journal for some time.
-//! - A pod whose network-status contains its address is attached, for example by Multus before weft was installed.
+//! - A pod whose network-status contains the pod address is attached, for example by Multus before weft was installed.
 //! - Each pod is reported once and counted while it runs. Nothing is repaired; recreate the pod to attach it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,7 +84,7 @@ impl Unattached {
     }
 }
 
-/// Whether a pod has addresses and selects a network, but has no network-status with one of its addresses.
+/// Whether a pod has addresses and selects a network, but has no network-status that contains one of these addresses.
 fn runs_without(pod: &Pod) -> bool {
     let selects = |annotation: Annotation| {
         let text = pod.annotations.get(annotation.key());

@@ -1,8 +1,8 @@
 //! Metrics of a node, in the Prometheus text format.
 //!
 //! - Labels have few values: plugins, outcomes, kinds; never a pod, a network or a message.
-//! - A counter exists at zero for each known value of its labels, because `rate()` misses the first increment of a series
-//!   that appears later. `weft_failed_calls_total` has too many combinations; `weft_call_failures_total` counts by verb.
+//! - A counter exists at zero for each known label value, because `rate()` misses the first increment of a series that
+//!   appears later. `weft_failed_calls_total` has too many combinations; `weft_call_failures_total` counts by verb.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ struct TaskOutcome {
 
 /// Values of the label `task`.
 const TASKS: [&str; 6] = ["take-down", "check", "change", "publish", "update-policy", "verify-policy"];
-/// Values of the label `outcome` of the result of a task.
+/// Values of the label `outcome` for task results.
 const RESULTS: [&str; 2] = ["succeeded", "failed"];
 /// Values of the label `outcome` of other metrics.
 const PLANNED: [&str; 2] = ["planned", "refused"];
@@ -466,7 +466,7 @@ impl Metrics {
         self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// Sets the number of running pods without their selected networks.
+    /// Sets how many running pods lack selected networks.
     pub fn unattached(&self, count: usize) {
         self.unattached.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -523,7 +523,7 @@ fn kind_label(kind: TaskKind) -> &'static str {
     }
 }
 
-/// Returns the label of a CNI code: the number of a well-known one, else `plugin` (from 100) or `other`.
+/// Returns the label for a CNI code: the number if it is well-known, else `plugin` (from 100) or `other`.
 fn code_label(number: u32) -> &'static str {
     match number {
         code::INCOMPATIBLE_VERSION => "1",

@@ -1,4 +1,4 @@
-//! MultiNetworkPolicy (`k8s.cni.cncf.io/v1beta1`, `v1beta2`): which traffic may reach and leave an attachment.
+//! MultiNetworkPolicy (`k8s.cni.cncf.io/v1beta1`, `v1beta2`): which traffic may reach or leave an attachment.
 //!
 //! ```text
 //!  object ─► read ─► NetworkPolicy ──┬─► resolve ─► PolicyAddresses
@@ -8,12 +8,12 @@
 //!
 //! The semantics are those of Kubernetes' NetworkPolicy, for the networks that the annotation [`POLICY_FOR`] names:
 //! - An attachment that no policy selects has no restriction. One that a policy selects is *isolated* in the policy's
-//!   directions: only traffic that a rule of any of its policies allows passes.
-//! - A connection needs both sides: the egress of its source and the ingress of its destination.
+//!   directions: traffic passes only if a rule in any selecting policy allows it.
+//! - A connection must be allowed on both sides: by the source's egress and by the destination's ingress.
 //! - Replies to an allowed connection pass.
 //!
-//! A policy with a fault denies everything that it selects, in both directions: it never allows more than its author
-//! wrote. [`read()`] returns the faults beside it.
+//! An invalid policy denies everything for the attachments that it selects, in both directions: it must never allow
+//! more than the author wrote. [`read()`] returns the errors beside it.
 //!
 //! Source: `networking.k8s.io/v1` NetworkPolicy; multi-networkpolicy API of the Network Plumbing Working Group.
 
@@ -59,24 +59,24 @@ use crate::refusal::Fault;
 pub const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 /// Kind of the object.
 pub const KIND: &str = "MultiNetworkPolicy";
-/// Versions of the object. Both have the same fields, as in the definition of multi-networkpolicy.
+/// Versions of the object. Both have the same fields, as in multi-networkpolicy's definition.
 pub const VERSIONS: [&str; 2] = ["k8s.cni.cncf.io/v1beta1", "k8s.cni.cncf.io/v1beta2"];
-/// Label that the API server sets on each namespace to its name.
+/// Label with the namespace's name, which the API server sets on each namespace.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Largest number of networks in [`POLICY_FOR`].
 pub const NETWORKS_MAX: usize = 128;
-/// Largest number of rules in one direction of a policy.
+/// Maximum number of rules in one direction.
 pub const RULES_MAX: usize = 256;
-/// Largest number of peers of a rule.
+/// Maximum number of peers in a rule.
 pub const PEERS_MAX: usize = 256;
-/// Largest number of peers of a policy.
+/// Maximum number of peers in a policy.
 pub const POLICY_PEERS_MAX: usize = 4096;
-/// Largest number of address ranges of a policy: its blocks without their exceptions.
+/// Maximum number of address ranges in a policy: blocks minus exceptions.
 pub const POLICY_RANGES_MAX: usize = 4096;
-/// Largest number of ports of a rule.
+/// Maximum number of ports in a rule.
 pub const PORTS_MAX: usize = 256;
-/// Largest number of requirements in a label selector, and of values in one of them.
+/// Maximum number of requirements in a label selector, and of values in a requirement.
 pub const REQUIREMENTS_MAX: usize = 256;
 /// Largest number of exceptions in an address block.
 pub const EXCEPTIONS_MAX: usize = 256;
@@ -110,7 +110,7 @@ pub enum Direction {
     Egress,
 }
 
-/// Rules of one direction of a policy.
+/// Policy rules for one direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleList {
     /// Whether the policy isolates the selected pods in this direction.
@@ -119,7 +119,7 @@ pub struct RuleList {
     pub rules: Vec<PolicyRule>,
 }
 
-/// Rule of a policy: allows traffic with one of these peers at one of these ports.
+/// Policy rule: allows traffic with one of these peers at one of these ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyRule {
     /// Peers; none written means any.
@@ -158,11 +158,11 @@ pub enum Ports {
     All,
     /// From the first to the last one.
     Range(u16, u16),
-    /// Port of a container of the destination, by its name.
+    /// Named port of a destination container.
     Named(String),
 }
 
-/// Pod with one of its attachments.
+/// Pod and one of the pod's attachments.
 #[derive(Clone, Copy, Debug)]
 pub struct PodAttachment<'a> {
     /// Namespace of the pod.
@@ -171,9 +171,9 @@ pub struct PodAttachment<'a> {
     pub name: &'a str,
     /// Labels of the pod.
     pub labels: &'a Labels,
-    /// Labels of its namespace, if they are known. The label [`NAMESPACE_NAME`] is known without them.
+    /// Namespace labels, if they are known. The label [`NAMESPACE_NAME`] is known without them.
     pub namespace_labels: Option<&'a Labels>,
-    /// Named ports of its containers.
+    /// Named container ports.
     pub ports: &'a BTreeMap<String, (Protocol, u16)>,
     /// Network of the attachment.
     pub network: &'a NetworkReference,
@@ -232,7 +232,7 @@ impl Direction {
     /// Both directions.
     pub const ALL: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 
-    /// Returns the name of its field in a policy.
+    /// Returns the policy field's name.
     pub fn word(self) -> &'static str {
         match self {
             Direction::Ingress => "ingress",

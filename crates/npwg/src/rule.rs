@@ -20,7 +20,7 @@ use crate::nearest::hint;
 pub enum Severity {
     /// The API server, weft or a plugin will reject the input.
     Error,
-    /// The input is accepted, and its effect is probably not the intended one.
+    /// The input is accepted, but the effect is probably not the intended one.
     Warning,
     /// A remark about what will happen.
     Note,
@@ -47,7 +47,7 @@ pub enum Source {
     Cni(&'static str),
     /// Page of the Kubernetes documentation.
     Kubernetes(&'static str),
-    /// Page of this project, relative to its root.
+    /// Page in this project, relative to the root.
     Weft(&'static str),
 }
 
@@ -88,7 +88,7 @@ macro_rules! rules {
         ];
 
         impl Rule {
-            /// Every rule of this release, in the order of `docs/lint.md`.
+            /// Every rule in this release, in the order in `docs/lint.md`.
             pub const ALL: &'static [Rule] = &[$(Rule::$variant,)*];
         }
     };
@@ -293,7 +293,7 @@ impl Rule {
         self.details().name
     }
 
-    /// Returns the severity of a finding of `weft lint`.
+    /// Returns the severity that `weft lint` gives a finding.
     pub fn severity(self) -> Severity {
         self.details().severity
     }

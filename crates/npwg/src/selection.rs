@@ -220,7 +220,7 @@ impl Reader {
         }
     }
 
-    /// Checks that no element requests its own address as its gateway.
+    /// Checks that no element requests the same address for the pod and as gateway.
     fn check_own_gateways(&mut self) {
         let mut own = Vec::new();
         for element in &self.reading.elements {

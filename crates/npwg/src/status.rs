@@ -1,12 +1,12 @@
 //! Network-status annotation: the result of each attachment.
 //!
-//! - Each attachment has one entry, from its first interface in the sandbox. Further interfaces in the sandbox follow as
-//!   entries of the same name. An attachment without a result has a minimal entry.
+//! - Each attachment has one entry, from the first interface in the sandbox. Further interfaces in the sandbox follow
+//!   as entries with the same name. An attachment without a result has a minimal entry.
 //! - `default` is in every entry and true in one (C5): on the default network the interface of the first address with a
 //!   gateway, else the first one. `mac` only appears with `interface`.
-//! - Addresses are those of that interface. If no interface is in the sandbox, they are the addresses without an
+//! - An entry has the addresses of that interface. If no interface is in the sandbox, they are the addresses without an
 //!   interface, as Calico returns them. Addresses of host interfaces never appear (M16).
-//! - Results before 0.3.0 have no interfaces: all their addresses count, and the interface is `CNI_IFNAME`.
+//! - Results before 0.3.0 have no interfaces: all addresses count, and the interface is `CNI_IFNAME`.
 //! - Fields are in the order of the specification's example; other fields come last.
 //!
 //! Source: multi-network specification v1.3, section 5; conflicts C5, C6; Multus for `gateway`, `mtu` and bare addresses.
@@ -30,7 +30,7 @@ use crate::refusal::Reason;
 
 /// Key of the annotation.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// Maximum length of the name of a network, in bytes: NAMESPACE/NAME. A reader that keeps the name with each address of an
+/// Maximum length of a network name, in bytes: NAMESPACE/NAME. A reader that keeps the name with each address of an
 /// annotation ignores entries with longer names: every user that can change a pod can write them.
 pub const NETWORK_NAME_MAX: usize = 63 + 1 + 253;
 
@@ -74,7 +74,7 @@ pub struct Entry {
     pub annotation_ignored: String,
 }
 
-/// Attachment and its result.
+/// Attachment and the CNI result.
 #[derive(Clone, Debug)]
 pub struct Attachment<'a> {
     /// Network of the plan.
@@ -243,7 +243,8 @@ impl Replaced {
     }
 }
 
-/// Returns the next hops of the default routes in a result; a route without one uses the gateway of its family's address.
+/// Returns the next hops of the default routes in a result; a route without one uses the gateway in the address of the
+/// same family.
 fn next_hops(result: &Success) -> Vec<IpAddr> {
     let subnet_gateway = |v4: bool| {
         let of_family = result.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == v4);

@@ -1,11 +1,11 @@
 //! Plugin configurations: as written, validated, and every check that needs no node.
 //!
-//! A plugin reads its configuration here and then acts. The linter reads the same configuration and reports
-//! the same error as the plugin, so the two cannot differ. The linter calls [`check()`].
+//! A plugin reads the configuration here and then acts. The linter reads the same configuration and reports the same
+//! error as the plugin, so the two cannot differ. The linter calls [`check()`].
 //!
 //! Rules:
 //! - No function in this crate reads a file or asks the kernel.
-//! - An error in one field names its path ([`cni::error::InvalidKey`]), so that a linter finds its place.
+//! - An error in one field names the path ([`cni::error::InvalidKey`]), so that a linter finds the place.
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +48,7 @@ pub struct Provided {
     pub device: bool,
 }
 
-/// Interface plugins, chained plugins and `neutron`, which read their configuration here.
+/// Interface plugins, chained plugins and `neutron`, whose configuration is read here.
 pub const PLUGINS: &[&str] = &[
     "bandwidth",
     "bridge",
@@ -69,7 +69,7 @@ pub const PLUGINS: &[&str] = &[
     "vrf",
 ];
 
-/// IPAM plugins, which read their configuration here.
+/// IPAM plugins, whose configuration is read here.
 pub const IPAM_PLUGINS: &[&str] = &["dhcp", "host-local", "static", "weft-ipam", "whereabouts"];
 
 /// Reason why `dummy` needs an IPAM plugin.

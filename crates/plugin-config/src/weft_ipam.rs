@@ -1,11 +1,11 @@
-//! Configuration of `weft-ipam`: the pools of a network, their usable addresses, and the owner of an address.
+//! `weft-ipam` configuration: the network's pools, the usable addresses, and who owns an address.
 //!
 //! Three vocabularies can be mixed: whereabouts' (`range`, `range_start`, `exclude`, `ipRanges`, `network_name`),
 //! host-local's (`subnet`, `rangeStart`, `ranges`, `resolvConf`, `dataDir`) and weft's (`pool`, `store`, `quarantine`,
 //! `sticky`). Each entry of `ipRanges`, and each list of `ranges`, is a set that yields one address.
 //!
-//! The pool of a range has the name that whereabouts gives it, `[network_name-]10.1.0.0-16`. Networks with the same range
-//! share its addresses; start, end, exclude and gateway are each network's own.
+//! A range's pool has the name that whereabouts gives it, `[network_name-]10.1.0.0-16`. Networks with the same range
+//! share the addresses, but each network can have a different start, end, exclude and gateway.
 //!
 //! Source: whereabouts `pkg/types/types.go`, `pkg/config/config.go`; host-local.
 
@@ -98,7 +98,7 @@ struct IpamConf {
     #[serde(rename = "agentSocket")]
     agent_socket: String,
     quarantine: Option<u64>,
-    /// Whether every pod keeps its address; if absent, the pods that request it.
+    /// Whether every pod keeps the same address; if absent, the pods that request it.
     sticky: Option<bool>,
 }
 
@@ -137,7 +137,7 @@ pub enum Source {
 /// Pool, and the part of it that the network may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Name of the pool and of its address store.
+    /// Name of the pool and the address store.
     pub name: String,
     /// Whether the configuration names the pool, which then must exist.
     pub given: bool,
@@ -158,13 +158,13 @@ pub struct Set {
     pub request: Option<Request>,
 }
 
-/// Key of the virtual machine of the pod: [`npwg::metadata::VIRTUAL_MACHINE`].
+/// Key for the pod's virtual machine: [`npwg::metadata::VIRTUAL_MACHINE`].
 const MACHINE_KEY: &str = "args.cni.weft.dev/virtual-machine";
 
-/// Prefix of the name of an IPAMClaim.
+/// Prefix for names of IPAMClaims.
 pub const OF_CLAIM: &str = "claim/";
 
-/// Claim that keeps an address when its pod is gone.
+/// Claim that keeps an address when the pod is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// Name; empty: none.
@@ -190,9 +190,9 @@ pub struct Settings {
     pub sets: Vec<Set>,
     /// Addresses that are added to the result unchanged.
     pub fixed: Vec<IpConfig>,
-    /// Routes of the result.
+    /// Routes for the result.
     pub routes: Vec<Route>,
-    /// DNS settings of the result, unless it gets those of a file.
+    /// DNS settings for the result, unless a file has them.
     pub dns: Dns,
     /// File from which the result's DNS settings are read.
     pub resolv_conf: Option<PathBuf>,
@@ -214,7 +214,7 @@ impl Settings {
         pools
     }
 
-    /// Returns the names of the pools of all sets.
+    /// Returns the pool names from all sets.
     pub fn all_pool_names(&self) -> Vec<&str> {
         self.sets.iter().flat_map(|set| &set.pools).map(|pool| pool.name.as_str()).collect()
     }
@@ -347,7 +347,8 @@ impl IpamConf {
         }
     }
 
-    /// Returns the gateway of a range that names none. whereabouts uses one gateway for all ranges of its family.
+    /// Returns the gateway for a range that names none. whereabouts uses one gateway for all ranges of an address
+    /// family.
     fn shared_gateway(&self, net: IpNet) -> Result<Option<IpAddr>, Error> {
         let gateway = addresses::address("ipam.gateway", &self.gateway)?;
         let serves = |ip: &IpAddr| match self.plugin == "whereabouts" {
@@ -426,7 +427,7 @@ impl IpamConf {
     }
 }
 
-/// Removes leading zeros of the parts of an IPv4 address, network or range.
+/// Removes leading zeros in an IPv4 address, network or range.
 fn decimal(text: &mut String) {
     if text.contains(':') || !text.contains('.') {
         return;
@@ -443,7 +444,7 @@ fn decimal(text: &mut String) {
     *text = text.split('-').map(address).collect::<Vec<_>>().join("-");
 }
 
-/// Returns the parts of a range that are not among its `pick_addresses`; none if it has no such list.
+/// Returns the parts of a range that are not among `pick_addresses`; none if there is no such list.
 fn unpicked(key: &str, picked: &[String], range: &Range) -> Result<Vec<IpNet>, Error> {
     let mut known = Vec::with_capacity(picked.len());
     for (at, text) in picked.iter().enumerate() {
@@ -479,7 +480,7 @@ fn around(net: IpNet, own: IpNet) -> Vec<IpNet> {
     halves.collect()
 }
 
-/// Bounds of a range as written: its network, first and last address, each with its key.
+/// Range bounds as written: network, first and last address, each with the key.
 struct Bounds {
     net: IpNet,
     key: String,
@@ -557,7 +558,7 @@ fn pool_name(network: &str, range: IpNet) -> String {
     format!("{network}{divider}{text}")
 }
 
-/// Checks a name that becomes part of an object's name and of a path.
+/// Checks a name that becomes part of an object name and of a path.
 pub fn name(key: &str, text: &str) -> Result<(), Error> {
     match text.is_empty() || ipam::address_store::is_valid_name(text) {
         true => Ok(()),
@@ -702,14 +703,14 @@ pub fn pool_names(config: &str) -> Vec<(usize, String, IpNet)> {
 pub struct NetworkRange {
     /// Index of the range set; each set yields one address.
     pub set: usize,
-    /// Name of the pool.
+    /// Pool name.
     pub pool: String,
     /// Addresses that the network may allocate.
     pub filter: AddressFilter,
 }
 
-/// Returns the ranges of a network's configuration, if this plugin allocates from pools of the cluster for it; nothing for
-/// an invalid configuration.
+/// Returns the ranges in a network configuration, if this plugin allocates from cluster pools for it; nothing for an
+/// invalid configuration.
 pub fn network_ranges(config: &str) -> Vec<NetworkRange> {
     let Ok(config) = serde_json::from_str::<serde_json::Value>(config) else { return Vec::new() };
     let plugins = config["plugins"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
@@ -733,7 +734,7 @@ pub fn network_ranges(config: &str) -> Vec<NetworkRange> {
     found
 }
 
-/// Returns the directory of the address stores; reads nothing else of the configuration.
+/// Returns the address store directory; reads nothing else in the configuration.
 pub fn directory(call: &Call) -> Result<PathBuf, Error> {
     let key = call.config.value().get("ipam").and_then(|ipam| ipam.get("dataDir"));
     absolute("ipam.dataDir", key.and_then(|value| value.as_str()).unwrap_or_default(), DATA_DIRECTORY)
@@ -747,7 +748,7 @@ fn absolute(key: &str, text: &str, otherwise: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Options of whereabouts that have no effect here: they are about its locks, its store and its log.
+/// whereabouts options that have no effect here: they are about locks, the store and the log.
 const OF_WHEREABOUTS: &[&str] = &[
     "enable_overlapping_ranges",
     "node_slice_size",

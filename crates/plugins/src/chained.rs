@@ -1,6 +1,6 @@
 //! Chained plugins, which follow another plugin in a list and change the interface that it made.
 //!
-//! They require its result, pass it on, and on DEL undo their changes, on the host and in the container.
+//! They require a previous result, pass it on, and on DEL undo the changes on the host and in the container.
 
 pub mod bandwidth;
 pub mod firewall;

@@ -56,7 +56,7 @@ pub fn expect_no_link(inside: &mut Rtnl, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Prepares an interface, which is still down, for its addresses. Call it inside the namespace.
+/// Prepares an interface, which is still down, for addresses. Call it inside the namespace.
 ///
 /// Duplicate address detection takes one to two seconds, so it runs only if the configuration requests it.
 /// The sysctls are best effort, as in the reference plugins: a kernel without IPv6 has none of these files.
@@ -120,7 +120,7 @@ pub fn detach(
     release_after(request, delegates, take_down)
 }
 
-/// Takes an interface down and releases its addresses; a failure stops neither step.
+/// Takes an interface down and releases the addresses; a failure stops neither step.
 ///
 /// The interface goes first: another container must not get an address while this one still answers to it.
 /// The kernel also works while the IPAM plugin runs. A plugin that needs the interface to release a lease
@@ -171,8 +171,8 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     collected(errors)
 }
 
-/// Whether an interface in a container belongs to another attachment or to the host, or is hardware or `lo`.
-/// A veth pair has its owner tag on the host end.
+/// Whether an interface in a container belongs to another attachment or to the host, or is hardware or `lo`. A veth
+/// pair has the owner tag on the host end.
 ///
 /// # Errors
 /// The host end or the records about moved devices cannot be read, so the owner is unknown.
@@ -194,8 +194,8 @@ pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> Result<
 
 /// Removes the links on the host that `plugin` created for attachments that are no longer valid.
 ///
-/// `kinds` are those of the links that it creates there. Another link with an owner tag got it from a pod, which may set the
-/// alias of each interface that it has, or from a person: it is not removed.
+/// `kinds` are the link kinds that the plugin creates there. Another link with an owner tag got it from a pod, which
+/// may set the alias of each interface that it has, or from a person: it is not removed.
 pub fn sweep(plugin: &str, kinds: &[&str], request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let mut host = Rtnl::open().or_refused()?;

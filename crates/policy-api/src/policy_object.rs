@@ -1,4 +1,4 @@
-//! MultiNetworkPolicy as the API server has it: the policy, and the address sets that its rules refer to.
+//! MultiNetworkPolicy as the API server has it: the policy, and the address sets that the rules refer to.
 //!
 //! Source: k8snetworkplumbingwg/multi-networkpolicy v1beta1 and v1beta2.
 
@@ -29,7 +29,7 @@ pub struct WatchedPolicy {
     pub uid: String,
     /// Version in which the object was read.
     pub version: &'static str,
-    /// Rules that select pods, with the names of their address sets.
+    /// Rules that select pods, and the names of the address sets.
     pub selections: Vec<RuleSelection>,
 }
 
@@ -38,9 +38,9 @@ pub struct WatchedPolicy {
 pub struct RuleSelection {
     /// Direction of the rule.
     pub direction: Direction,
-    /// Index of the rule in its direction.
+    /// Index of the rule in the direction.
     pub rule: usize,
-    /// Name of the PolicyAddressSet with the addresses of the pods, in the policy's namespace.
+    /// Name of the PolicyAddressSet with the pod addresses, in the policy's namespace.
     pub set: String,
 }
 

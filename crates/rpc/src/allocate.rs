@@ -1,8 +1,8 @@
-//! Messages about blocks of addresses for an address store of the node: [`AllocateRequest`] and [`AllocateResponse`].
+//! Messages about address blocks for one of the node's address stores: [`AllocateRequest`] and [`AllocateResponse`].
 //!
-//! The agent reads no file of the node: the request contains the blocks in the store, the response the new leases, and
-//! `weft-cni` writes them into the store. The types of blocks and leases are those of the crate `ipam`; reading a message
-//! checks their values. The protocol is in `docs/design/ipam.md#messages`.
+//! The agent reads no file on the node: the request contains the blocks in the store, the response the new leases, and
+//! `weft-cni` writes them into the store. Block and lease types come from the crate `ipam`; reading a message checks
+//! the values. The protocol is in `docs/design/ipam.md#messages`.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ pub struct AllocateRequest {
     pub pool: PoolReference,
     /// Addresses of the pool that the network may allocate.
     pub filter: AddressFilter,
-    /// Name of the store on its node.
+    /// Store name on the node.
     pub store: String,
     /// Directory of the store, as the network's configuration names it.
     pub directory: String,
@@ -122,7 +122,7 @@ impl Operation {
         !self.needs_address() && !matches!(self, Operation::CheckCapacity | Operation::FindImported)
     }
 
-    /// Whether the operation is completed although its client goes away.
+    /// Whether the operation is completed although the client goes away.
     pub fn outlives_client(self) -> bool {
         matches!(self, Operation::Return | Operation::Prefetch | Operation::Freed)
     }

@@ -1,4 +1,4 @@
-//! Format of a journal entry: the plan of one sandbox, and the results of its execution.
+//! Journal entry format: the plan for one sandbox, and the results of executing it.
 //!
 //! `weft-cni` writes the journal; the node agent and the command `weft` read it. An entry is an [`Entry`] as planned,
 //! followed by one [`Progress`] value for each step of the execution. Format, versions and limits are in
@@ -21,42 +21,42 @@ use serde_json::value::RawValue;
 use npwg::plan::{Delegate, Held, Plan, Role};
 use npwg::status;
 
-/// Version of the entry that this release writes. Older versions are read, newer ones are refused.
+/// Entry version that this release writes. Older versions are read, newer ones are refused.
 pub const VERSION: u32 = 1;
 
-/// Default directory of the journal (`cniDir`).
+/// Default journal directory (`cniDir`).
 pub const DIRECTORY: &str = "/var/lib/weft";
 
-/// Subdirectory of the entries, one file each: `<container id>.json`.
+/// Subdirectory with the entries, one file each: `<container id>.json`.
 pub const ENTRIES: &str = "sandboxes";
 
 /// Maximum size of an entry, in bytes.
 pub const ENTRY_MAX: u64 = 16 << 20;
 
-/// Entry of one sandbox.
+/// Entry for one sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
     /// Version, [`VERSION`].
     pub version: u32,
-    /// Name of the meta-plugin's own network, which identifies the configuration that made the attachments.
+    /// Network name in the meta-plugin's configuration, which identifies the configuration that made the attachments.
     pub network: String,
     /// Container id.
     pub container_id: ContainerId,
-    /// Path of the network namespace, as the runtime passed it.
+    /// Network namespace path, as the runtime passed it.
     pub netns: String,
     /// Identity of that namespace and boot, because the path may later lead to another one. Empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// Interface name that the runtime requested.
     pub ifname: IfName,
-    /// `CNI_ARGS` of the runtime.
+    /// `CNI_ARGS` from the runtime.
     pub args: String,
     /// `CNI_PATH` that was used, `binDir` included.
     pub path: String,
-    /// Plan of the sandbox.
+    /// Sandbox plan.
     pub plan: Plan,
-    /// State of each delegate of the plan, in its order.
+    /// State of each delegate in the plan, in the same order.
     pub attachments: Vec<Attachment>,
     /// Network status, after every network is attached.
     #[serde(default)]
@@ -81,36 +81,36 @@ pub struct Attachment {
     /// Result in effect, in the version of the delegate's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
-    /// Its interface in the sandbox; absent if ADD created none, and while DEL removes it.
+    /// Interface in the sandbox; absent if ADD created none, and while DEL removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<AttachedLink>,
-    /// Rules of its network policies; absent without policies, and in entries of earlier releases.
+    /// Network policy rules; absent without policies, and in entries from earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<PolicyRules>,
-    /// Program of each plugin that its ADD calls; empty if unknown. DEL, CHECK and GC use the same.
+    /// Program of each plugin that the ADD calls; empty if unknown. DEL, CHECK and GC use the same programs.
     #[serde(default, skip_serializing_if = "Programs::is_empty")]
     pub programs: Programs,
-    /// Duration of its ADD, in microseconds.
+    /// Duration of the ADD, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microseconds: Option<u64>,
-    /// Plugins that its failed ADD did not reach, or whose programs the kernel refused to execute. There is nothing to remove
-    /// if their DEL fails.
+    /// Plugins that a failed ADD did not reach, or whose programs the kernel refused to execute. If DEL fails for them,
+    /// there is nothing to remove.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub never_ran: BTreeSet<PluginType>,
-    /// Error of its last DEL.
+    /// Error of the last DEL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Error>,
-    /// Whether an update of its network policies has begun and not ended: the kernel has the rules of the delegate's policy
-    /// or older ones. A policy without isolated directions then means that the rules are to be removed.
+    /// Whether a network policy update has begun but not ended: the kernel has the rules for the delegate's policy or
+    /// older ones. A policy without isolated directions then means that the rules must be removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub policy_pending: bool,
-    /// Whether its ADD has not begun, as far as the entry shows ([`Entry::note_never_begun`]).
+    /// Whether the ADD has not begun, as far as the entry shows ([`Entry::note_never_begun`]).
     #[serde(skip)]
     pub never_begun: bool,
 }
 
-/// Interface of an attachment, by properties that no process in the sandbox can change. It can create another link that has
-/// them, once it has moved the interface to another namespace.
+/// Interface of an attachment, by properties that no process in the sandbox can change. Such a process can create
+/// another link with the same properties only after it has moved the interface to another namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachedLink {
@@ -121,7 +121,7 @@ pub struct AttachedLink {
     pub kind: String,
 }
 
-/// Rules of an attachment's network policies in the kernel: their place is chosen once, at ADD.
+/// Kernel rules for an attachment's network policies; ADD chooses the place once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRules {
@@ -129,7 +129,7 @@ pub struct PolicyRules {
     pub place: RulePlace,
     /// Interface that the rules are about.
     pub link: String,
-    /// Part of the names of chains and sets that identifies the attachment.
+    /// Part of chain and set names that identifies the attachment.
     pub id: String,
     /// Names of the peers, as in the policies, whose rules keep a set for IPv6 although they have no IPv6 address now.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -152,7 +152,7 @@ pub enum RulePlace {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum State {
-    /// Planned; it is unknown whether its ADD has begun.
+    /// Planned; it is unknown whether the ADD has begun.
     #[default]
     Planned,
     /// Attached.
@@ -191,7 +191,7 @@ pub enum Progress<A = Attachment, S = Vec<status::Entry>> {
 }
 
 impl Entry {
-    /// Returns the networks that the pod selected and that are attached: a new plan keeps their names and devices.
+    /// Returns the networks that the pod selected and that are attached: a new plan keeps names and devices for them.
     pub fn held(&self) -> Vec<Held> {
         let known = self.plan.delegates.iter().zip(&self.attachments);
         known
@@ -214,7 +214,7 @@ impl Entry {
     /// Notes the attachments that an interrupted ADD has not begun, given the id of this boot.
     ///
     /// An ADD records each attachment before it begins the next one, so it has not begun those after the first one that
-    /// is only planned. After a loss of power the records may be lost, so an entry of another boot proves nothing. The
+    /// is only planned. After a power loss records may be missing, so an entry from another boot proves nothing. The
     /// same holds for a change, and for an entry whose DEL has failed.
     pub fn note_never_begun(&mut self, boot: &str) {
         let is_of_boot = self.namespace.strip_prefix(boot).is_some_and(|rest| rest.starts_with('/'));

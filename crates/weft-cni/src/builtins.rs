@@ -35,8 +35,7 @@ pub const PROGRAM: &str = "weft-cni";
 
 /// Built-in plugins, which a network may name.
 ///
-/// All that the meta-plugin must know about a plugin comes from its [`Plugin`] methods; there is no other
-/// table.
+/// All that the meta-plugin must know about a plugin comes from the [`Plugin`] methods; there is no other table.
 pub const TABLE: &[&dyn Plugin] = &[
     &Bandwidth,
     &Bridge,

@@ -1,4 +1,4 @@
-//! Commands of `weft-cni`: its installation, and changes to this node that `weft` requests. `weft` itself changes nothing.
+//! Commands of `weft-cni`: installation, and changes to this node that `weft` requests. `weft` itself changes nothing.
 //!
 //! Exit codes: 0 success, 1 failure, 2 wrong usage; `sandbox ping`: 3 no reply; `release-address`: 3 the address is in use,
 //! 4 the lease does not exist; `sandbox run`: that of the program.
@@ -129,7 +129,7 @@ const MESSAGE_MAX: u64 = 4 << 20;
 /// Timeout for the reply to a ping.
 const PING_WAIT: Duration = Duration::from_secs(2);
 
-/// Command with its arguments as written.
+/// Command and arguments as written.
 #[derive(Debug)]
 pub enum Command<'a> {
     /// `--help`, alone or after a command.
@@ -151,7 +151,7 @@ pub enum Command<'a> {
         directory: &'a Path,
         /// Container id of the sandbox.
         container: &'a str,
-        /// Network, as in the network-status or by its CNI name.
+        /// Network, by the name in the network-status or in the CNI configuration.
         network: &'a str,
     },
     /// `run-tasks [--on-host | --after PID]`
@@ -194,7 +194,7 @@ pub enum Command<'a> {
         pool: &'a str,
         /// The address.
         address: &'a str,
-        /// Directories of the journal entries; none to release the address of any container.
+        /// Journal entry directories; with none, an address is released whichever container has it.
         entries: Vec<&'a Path>,
     },
     /// `release-address DIR POOL --restore`
@@ -228,7 +228,7 @@ pub enum Command<'a> {
         path: &'a Path,
         /// The program.
         program: &'a str,
-        /// Its arguments.
+        /// Program arguments.
         arguments: Vec<&'a str>,
     },
     /// `sandbox ping PATH TO [FROM]`
@@ -414,7 +414,7 @@ pub fn run_daemon(flags: &[&str]) -> ExitCode {
     }
 }
 
-/// Removes links for a process that does not wait for the end of their removal. That process reports failures.
+/// Removes links for a process that does not wait until the removal ends. That process reports failures.
 pub fn remove_links(indexes: &[&str]) -> ExitCode {
     match linux::link::removal::run(indexes) {
         Ok(()) => ExitCode::SUCCESS,
@@ -450,7 +450,7 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Prints the identification of this build; its features are the plugins.
+/// Prints the build identification; the features are the plugins.
 fn version(json: bool) -> Result<ExitCode, Error> {
     let build = BuildInfo::of("weft-cni", dispatch::names().collect());
     if !json {
@@ -497,7 +497,7 @@ fn owner_tags() -> Result<ExitCode, Error> {
     Ok(print(&String::from_utf8_lossy(&text)))
 }
 
-/// Runs a program in a network namespace and returns its exit code.
+/// Runs a program in a network namespace and returns the exit code.
 fn execute(path: &Path, program: &str, arguments: &[&str]) -> Result<ExitCode, Error> {
     let netns = Netns::open(path).or_refused()?;
     let ended = netns.run(|| process::Command::new(program).args(arguments).status()).or_refused()?;

@@ -6,7 +6,7 @@
 //!                                 plugin_invoker (built-in or exec) ◄───┘
 //! ```
 //!
-//! No code of this crate runs an async runtime or connects to a Kubernetes API. Only `dhcp daemon` outlives its call.
+//! No code of this crate runs an async runtime or connects to a Kubernetes API. Only `dhcp daemon` outlives a call.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +34,7 @@ use crate::role::Role;
 /// Advice for a call under an unknown name.
 const OTHER_NAMES: &str = "weft-cni install DIR --names NAME=PLUGIN installs a plugin under another name";
 
-/// Runs the program in the role that its arguments select.
+/// Runs the program in the role that the arguments select.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     linux::grace_period::enable();

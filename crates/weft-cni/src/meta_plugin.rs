@@ -72,7 +72,7 @@ struct Node {
 }
 
 impl Weft {
-    /// Plans and attaches a sandbox; the caller holds its lock.
+    /// Plans and attaches a sandbox; the caller holds the sandbox lock.
     fn attach(&self, node: &Node, request: &Attach, recorder: &mut CallRecorder) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
         let (started, netns) = (Instant::now(), netns.display().to_string());
@@ -211,7 +211,7 @@ impl Weft {
         check::check_all(&node.invoker, &entry)
     }
 
-    /// Runs a call and appends its record to the history.
+    /// Runs a call and appends a record to the history.
     fn recorded<T>(
         &self,
         verb: &str,
@@ -242,8 +242,8 @@ impl Weft {
         self.node_of(NodeConfiguration::read(call.config.bytes(), self.0)?, call)
     }
 
-    /// Returns the node for a verb that needs only the location of the journal and of plugins. An invalid configuration must
-    /// not prevent a pod's deletion.
+    /// Returns the node for a verb that needs only the journal and plugin paths. An invalid configuration must not
+    /// prevent a pod's deletion.
     fn node_of_journal(&self, call: &Call) -> Result<Node, Error> {
         let configuration = NodeConfiguration::read(call.config.bytes(), self.0).or_else(|error| {
             log!("weft: {error}: continuing with the configuration in the journal");

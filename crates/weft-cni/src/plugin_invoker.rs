@@ -1,19 +1,20 @@
 //! Invocation of a delegate: in this process if the plugin is built in, else as a program.
 //!
-//! - For a new attachment the option `builtin` of the meta-plugin decides. With its default, `auto`, the first directory of
-//!   CNI_PATH decides that has a program of the plugin's name or weft-cni: a plugin is external only if its program lies in
-//!   an earlier directory than weft-cni. Any copy of weft-cni counts ([`program_file`]), so every copy decides alike.
+//! - For a new attachment the option `builtin` of the meta-plugin decides. With `auto`, the default, the first
+//!   directory in CNI_PATH decides that has weft-cni or a program with the plugin's name: a plugin is external only if
+//!   the program lies in an earlier directory than weft-cni. Any copy of weft-cni counts ([`program_file`]), so every
+//!   copy decides alike.
 //! - The decision is recorded in the journal, and later calls of the attachment follow the record ([`AttachmentInvoker`]).
-//! - Under the name of an address manager with state in the cluster (`whereabouts`), `auto` runs this binary only if it is
-//!   installed under that name. Without any program of the name an ADD is refused; a DEL has nothing to release then.
+//! - For an address manager with state in the cluster (`whereabouts`), `auto` runs this binary only if it is installed
+//!   under that name. Without any such program an ADD is refused; a DEL has nothing to release then.
 //! - A plugin is searched once: a pod with several networks calls the same few plugins many times.
 //! - Input and output are the same bytes in both cases.
 //! - A program is killed when this process ends.
 //! - After a call that died, built-in plugins run in processes, too ([`isolation`]).
 //! - A meta-plugin is never a delegate, and `ipam.type` never names a plugin that has an IPAM plugin itself. Programs that
 //!   call each other through weft end at a fixed depth ([`recursion`]).
-//! - A call that every ADD refuses has done nothing, so its DEL and GC succeed. The same holds for the DEL of a plugin that
-//!   never ran ([`Excuse`]).
+//! - A configuration that every ADD refuses has done nothing, so DEL and GC succeed. The same holds for DEL with a
+//!   plugin that never ran ([`Excuse`]).
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 
@@ -41,14 +42,14 @@ use self::isolation::Decisions;
 use crate::program_file::{self, ByName, Found};
 use crate::{builtins, recursion};
 
-/// Deadline of the delegates of a plugin that runs alone: shorter than the kubelet's timeout for a whole pod.
+/// Deadline for the delegates of a plugin that runs alone: shorter than the kubelet's timeout for a whole pod.
 const DEADLINE: Duration = Duration::from_secs(100);
 /// Largest number of recorded invocations.
 const RUNS_MAX: usize = 256;
 /// Largest number of recorded searches; a process that handles many sandboxes may know many names and paths.
 const ORIGINS_MAX: usize = 64;
 
-/// Invoker of delegates, which optionally records its invocations.
+/// Invoker of delegates, which optionally records the invocations.
 #[derive(Debug)]
 pub struct PluginInvoker {
     builtin: Builtin,
@@ -73,7 +74,7 @@ pub struct Excuse {
     pub is_unfinished: bool,
 }
 
-/// Result of a search: the program of a plugin of this name with this CNI_PATH.
+/// Search result: the program for a plugin name with this CNI_PATH.
 #[derive(Debug)]
 struct Origin {
     plugin: PluginType,
@@ -81,7 +82,7 @@ struct Origin {
     program: PluginProgram,
 }
 
-/// Invoker of the plugins of one attachment: calls the programs that its ADD called.
+/// Invoker for one attachment's plugins: calls the programs that the ADD called.
 #[derive(Debug)]
 pub struct AttachmentInvoker<'a> {
     invoker: &'a PluginInvoker,
@@ -114,12 +115,12 @@ pub struct Run {
 }
 
 impl PluginInvoker {
-    /// Returns the invoker of a plugin that runs as its own process.
+    /// Returns the invoker for a plugin that runs as a separate process.
     pub fn of_process() -> PluginInvoker {
         PluginInvoker::of_plugin(Builtin::Auto, DEADLINE)
     }
 
-    /// Returns the invoker of a plugin that decides about its delegates by this rule and deadline.
+    /// Returns the invoker for a plugin that decides about delegates by this rule and deadline.
     pub fn of_plugin(builtin: Builtin, deadline: Duration) -> PluginInvoker {
         // Its delegates are IPAM plugins.
         PluginInvoker { depth: Cell::new(1), ..PluginInvoker::new(builtin, deadline) }
@@ -151,7 +152,7 @@ impl PluginInvoker {
         self.records.set(true);
     }
 
-    /// Takes the recorded invocations, in the order of their start.
+    /// Takes the recorded invocations, in the order in which they started.
     pub fn take_runs(&self) -> Vec<Run> {
         self.runs.take()
     }
@@ -219,7 +220,7 @@ impl PluginInvoker {
         }
     }
 
-    /// Returns the refusal of an ADD if no program has the name of a plugin that must be installed under it.
+    /// Returns the refusal for an ADD if no program exists for a plugin that must be installed under that name.
     pub fn undecided(&self, plugin: &PluginType, path: &str) -> Option<Error> {
         let builtin = builtins::find(plugin.as_str()).filter(|builtin| builtin.replaces_state())?;
         let is_undecided = self.builtin == Builtin::Auto && self.decide(plugin, path).is_none();
@@ -336,7 +337,7 @@ impl AttachmentInvoker<'_> {
         }
     }
 
-    /// Whether the program that made the attachment is gone, and the built-in plugin takes its place.
+    /// Whether the program that made the attachment is gone, and the built-in plugin replaces it.
     pub fn is_replaced(&self, plugin: &PluginType, path: &str) -> bool {
         let recorded = self.programs.get(plugin.as_str());
         matches!(recorded, Some(PluginProgram::External(_))) && self.in_process(plugin, path)
@@ -368,10 +369,10 @@ impl AttachmentInvoker<'_> {
 
 /// Returns what serves a plugin with a recorded program now.
 ///
-/// - An external program that was replaced by a newer one is executed at its path.
-/// - If weft-cni took over its path, the plugin is the built-in one.
-/// - If it was removed, a program of the name in another directory serves the plugin, else the built-in one, which removes
-///   the resources of the reference plugins, too.
+/// - An external program that was replaced by a newer one is executed at the same path.
+/// - If weft-cni is now at that path, the plugin is the built-in one.
+/// - If it was removed, a program with that name in another directory serves the plugin, else the built-in one, which
+///   removes the reference plugins' resources, too.
 fn current(recorded: &PluginProgram, plugin: &PluginType, path: &str) -> Option<Server> {
     let builtin = builtins::find(plugin.as_str()).map(Server::BuiltIn);
     let found = || exec::find(plugin, path).ok();
@@ -406,7 +407,7 @@ fn run_logged(
     done
 }
 
-/// Returns the command of a delegate: it is killed with this process, and its environment identifies it as a delegate.
+/// Returns a delegate's command: it is killed with this process, and the environment identifies it as a delegate.
 fn command(program: &Path) -> Command {
     let mut command = parent_death::command(program);
     command.env(recursion::DELEGATE, recursion::process_depth().saturating_add(1).to_string());

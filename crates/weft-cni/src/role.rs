@@ -1,6 +1,6 @@
-//! Role of the process, decided once from its arguments: a plugin, a command or the DHCP daemon.
+//! Role of the process, decided once from the arguments: a plugin, a command or the DHCP daemon.
 //!
-//! The file name of the first argument comes first: a program called as `bridge` is the plugin `bridge`, whatever its
+//! The file name of the first argument comes first: a program called as `bridge` is the plugin `bridge`, whatever the
 //! other arguments are. The exceptions are `dhcp daemon`, as for the reference plugin, `exec-with-parent`,
 //! `remove-links`, `close-sockets` and `run-plugin`.
 
@@ -19,26 +19,26 @@ use crate::plugin_invoker::isolation;
 
 /// Role of the process.
 pub enum Role<'a> {
-    /// The lease daemon, with its flags.
+    /// The lease daemon and flags.
     DhcpDaemon(Vec<&'a str>),
-    /// Executes another program that is killed with its parent.
+    /// Executes another program that is killed with this process's parent.
     ExecWithParent {
         /// Process id of the parent.
         parent: u32,
         /// The program.
         program: &'a Path,
-        /// Its arguments.
+        /// Program arguments.
         arguments: &'a [OsString],
     },
     /// Removes the links with these indexes, on the socket that is the standard input.
     RemoveLinks(Vec<&'a str>),
-    /// Holds the sockets that it inherited until its standard input ends.
+    /// Holds the inherited sockets until standard input ends.
     CloseSockets,
-    /// One CNI call of the built-in plugin of this name, for a process of `weft-cni`.
+    /// One CNI call to the built-in plugin with this name, for a process of `weft-cni`.
     RunPlugin(&'a str),
     /// One CNI call of a plugin.
     Plugin(&'static dyn Plugin),
-    /// Command of an operator or of `weft`.
+    /// Command from an operator or from `weft`.
     Command(Command<'a>),
     /// Neither a plugin nor a command of this name.
     Unknown,
@@ -83,7 +83,7 @@ impl<'a> Role<'a> {
     }
 }
 
-/// Returns the flags of `weft-cni dhcp daemon`, or of the program called as `dhcp` with `daemon`.
+/// Returns the flags for `weft-cni dhcp daemon`, or for the program called as `dhcp` with `daemon`.
 fn daemon_flags(arguments: &[OsString]) -> Option<&[OsString]> {
     match arguments {
         [program, word, flags @ ..] if word == "daemon" && Path::new(program).file_name()? == dhcp::NAME => {

@@ -47,7 +47,7 @@ use self::release::{
 };
 use self::store::{Owner, Store};
 
-/// Plugin, under one of its names.
+/// Plugin, under one of the two names.
 pub struct WeftIpam(pub &'static str);
 
 // === impl Plugin ===

@@ -2,7 +2,7 @@
 //!
 //! There are two readers:
 //! - [`Directory`], for the node agent and the multi-network specification: list files take precedence over single
-//!   files whatever their names are, and an invalid file hides no other file.
+//!   files whatever the names are, and an invalid file hides no other file.
 //! - [`find_strictly`], which behaves like libcni, for `cnitool` users: an invalid file that sorts before the requested
 //!   one is an error.
 //!
@@ -34,7 +34,7 @@ const INLINED: &[&str] = &["conf"];
 pub struct Directory {
     /// Networks by precedence: lists before single plugins, then by file name.
     pub networks: Vec<(PathBuf, Network)>,
-    /// Files without a valid network, each with its error.
+    /// Files without a valid network, each with an error.
     pub faults: Vec<(PathBuf, Error)>,
 }
 
@@ -61,7 +61,7 @@ impl Directory {
         Directory::with(path, [LISTS, SINGLES], &Path::to_owned)
     }
 
-    /// Reads every configuration file, each from the path that `locate` returns for its name: an absolute link leads
+    /// Reads every configuration file from the path that `locate` returns for the file name: an absolute link leads
     /// elsewhere if the directory is part of another root.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Deletion of pools: a pool in use keeps its finalizer, and loses it when nothing in it is in use.
+//! Deletion of pools: the finalizer stays while anything in the pool is in use.
 //!
 //! ```text
 //!   pool, deleted ──► objects in use? ── yes ──► networks use the pool as before
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - A node that creates an object of a pending pool reads the pool after it, and releases the object.
-//! - An agent that needs the pool meanwhile fixes its layout again, which changes the pool; the finalizer is then kept.
+//! - If an agent needs the pool meanwhile, it fixes the layout again, which changes the pool, so the finalizer is kept.
 
 use ipam::Registry;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -32,7 +32,7 @@ pub(super) async fn protect_pools(client: &Client, snapshot: &ClusterSnapshot) {
     }
 }
 
-/// Completes the deletion of pools of which nothing is in use.
+/// Completes the deletion of unused pools.
 pub(super) async fn complete_deletions(client: &Client, snapshot: &ClusterSnapshot, requests: &Counter) {
     let deleted = snapshot.pools.iter().filter(|pool| pool.is_deleted() && pool.has_finalizer());
     for pool in deleted.filter(|pool| !is_in_use(snapshot, pool)) {

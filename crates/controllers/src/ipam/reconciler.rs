@@ -1,4 +1,5 @@
-//! Reconciler of the cluster's addresses: pool status, blocks of gone nodes, ended claims, and findings.
+//! Reconciles the cluster's addresses: writes pool status, reclaims blocks from gone nodes, ends claims, reports
+//! findings.
 //!
 //! ```text
 //!   pods, nodes (watched) · pools, blocks (listed)
@@ -8,8 +9,8 @@
 //! ```
 //!
 //! - Blocks of a live node are never reclaimed: the controller cannot see which addresses it has allocated.
-//! - A node is gone if its object is deleted, or has the taint `out-of-service`, no pod is bound to it, and its agent does
-//!   not answer the liveness probe.
+//! - A node is gone if the Node object is deleted, or has the taint `out-of-service`, no pod is bound to it, and the
+//!   agent does not answer the liveness probe.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -57,7 +58,7 @@ const RECREATION_MAX: Duration = Duration::from_secs(30);
 const NOTE_MAX: usize = 1000;
 /// Maximum number of finalizers that one round restores.
 const FINALIZERS_MAX: usize = 200;
-/// Time after its release at which the object of a free address is deleted; longer than a quarantine.
+/// Time after a release until the object of the free address is deleted; longer than a quarantine.
 const OBJECT_RETENTION: Duration = Duration::from_secs(3600);
 
 /// Reconciler of the cluster's addresses.
@@ -182,7 +183,8 @@ impl IpamReconciler {
         }
     }
 
-    /// Records manually created single addresses in their pool, so that a node that leases the block around one finds it.
+    /// Records manually created single addresses in the pool status, so that a node that leases the surrounding block
+    /// finds them.
     async fn record_single_addresses(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) {
         let Some(recorded) = pool.recorded_sections() else { return };
         let name = pool.metadata.name.as_deref().unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Objects of the cluster, reduced to the rows that the page shows.
 //!
-//! - Objects are read leniently: a malformed object must not hide the others of its list.
+//! - Objects are read leniently: a malformed object must not hide the rest of the list.
 //! - The number of networks, addresses and plugins in a row is bounded.
 //!
 //! Source: Pod v1, Event v1; multi-network specification (NPWG), sections 3.1, 4 and 5.

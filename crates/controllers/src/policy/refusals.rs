@@ -43,7 +43,8 @@ impl Refusals {
         true
     }
 
-    /// Compares a policy with the results for its sets; the policy is `None` if it is gone. Returns whether its reason changed.
+    /// Compares a policy (`None` if it is gone) with the results for the address sets. Returns whether the reason
+    /// changed.
     pub(super) fn compare(
         &mut self,
         key: &Key,

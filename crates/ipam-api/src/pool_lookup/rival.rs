@@ -1,7 +1,7 @@
-//! Conflict of a pool with another one that has addresses of it.
+//! Conflict with another pool that has some of the same addresses.
 //!
 //! - Of two pools the one whose layout was fixed first wins. Of two pending ones, the one with the smaller name.
-//! - A pool whose range is being changed has the addresses of its fixed layout and those of its spec.
+//! - A pool whose range is being changed has the addresses in the fixed layout and those in the spec.
 //! - A pool has no addresses that it excludes, unless it leased them before.
 //! - Objects in use whose pool does not exist are a conflict in every address space that they may be of.
 
@@ -30,13 +30,13 @@ pub(super) enum Conflict {
     Final,
     /// The other pool excludes the addresses by now, and still leases some of them.
     Leased(LeasedAddresses),
-    /// The other pool does not exist any more, and some of its addresses are in use.
+    /// The other pool no longer exists, but some addresses are still in use.
     Orphaned(LeasedAddresses),
     /// The layout of the other pool is being fixed concurrently; it withdraws when it sees this pool.
     Temporary,
 }
 
-/// Block or single address that a pool still leases outside of its reduced range.
+/// Block or single address that a pool still leases outside the reduced range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LeasedAddresses {
     net: IpNet,
@@ -51,7 +51,8 @@ impl Rival {
 }
 
 impl Lookup<'_> {
-    /// Returns another pool that contains addresses of this one. `is_new`: addresses of this pool were never leased from it.
+    /// Returns another pool that contains some of this pool's addresses. `is_new`: nothing was ever leased from this
+    /// pool.
     pub(super) async fn rival(
         &self,
         pool: &PoolObject,
@@ -230,7 +231,7 @@ pub(super) fn overlap(pool: &PoolObject, rival: &Rival) -> String {
     }
 }
 
-/// Returns the ranges in which a pool has addresses, each with the state of its layout there.
+/// Returns the ranges in which a pool has addresses, each with the layout state there.
 fn parts(pool: &PoolObject) -> Vec<(IpNet, LayoutState)> {
     let (spec, recorded) = (range(pool), pool.recorded_range());
     // A layout that cannot be read may be fixed.
@@ -242,7 +243,7 @@ fn parts(pool: &PoolObject) -> Vec<(IpNet, LayoutState)> {
     of_spec.into_iter().chain(recorded.map(|range| (range, LayoutState::Fixed))).collect()
 }
 
-/// Returns the address space of a pool that is named after its range: `[SPACE-]10.1.0.0-16`; `None` for any other name.
+/// Returns the address space of a pool named after a range, `[SPACE-]10.1.0.0-16`; `None` for any other name.
 fn space_of(pool: &str) -> Option<&str> {
     let (rest, length) = pool.rsplit_once('-')?;
     let starts = std::iter::once(0).chain(rest.match_indices('-').map(|(at, _)| at + 1));
@@ -276,8 +277,8 @@ fn are_covered(net: IpNet, nets: &[IpNet]) -> bool {
     inside.iter().any(|other| other.contains(&net))
 }
 
-/// Whether a node may use addresses of an object of another pool that this pool, with the range `own`, is about to use too. A
-/// node uses no address of a block that is reserved in it.
+/// Whether a node may use addresses, in an object from another pool, that this pool with the range `own` is about to
+/// use too. A node never uses an address that is reserved in the block.
 fn is_disputed(object: &IpBlock, own: IpNet, unused: &[IpNet]) -> bool {
     let Some(common) = common(object.net, own).filter(|_| !object.is_free()) else { return false };
     let unused: Vec<IpNet> =

@@ -13,12 +13,12 @@ use super::{AddressStore, Block, Edit, OwnerTag, PAGES_MAX, Slot, SlotId, WriteO
 use crate::block_lease::{BlockLease, BlockState};
 
 impl AddressStore {
-    /// Records that an owner holds an address. The hint comes first: every held address has its hint.
+    /// Records that an owner holds an address. The hint comes first: every held address must have one.
     pub fn hold(&mut self, id: SlotId, now: u64, owner: OwnerTag) -> [Edit; 2] {
         [self.put_hint(id, hints::of(owner)), self.put_slot(id, Slot::Held { since: now, owner })]
     }
 
-    /// Records that an address is released; its quarantine begins. The hint is erased last.
+    /// Records that an address is released, so that the quarantine begins. The hint is erased last.
     pub fn free(&mut self, id: SlotId, now: u64) -> [Edit; 2] {
         [self.put_slot(id, Slot::Free(now)), self.put_hint(id, hints::FREE)]
     }

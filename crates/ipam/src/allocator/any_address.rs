@@ -184,7 +184,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         blocks.find_map(|block| self.filter.addresses(block).find(is_free))
     }
 
-    /// Finds an address that is reserved in a block and has no object: its last holder is gone.
+    /// Finds an address that is reserved in a block although no object exists, because the last holder is gone.
     fn reserved_without_object(&self, all: &[IpBlock], taken: &HashSet<IpNet>) -> Option<IpAddr> {
         let is_free = |ip: &IpAddr| self.filter.admits(*ip) && !taken.contains(&IpNet::from(*ip));
         all.iter().flat_map(|object| &object.reserved).copied().find(is_free)

@@ -1,7 +1,7 @@
-//! Caches that this process follows, for its metrics and its readiness.
+//! Caches that this process follows, for metrics and readiness.
 //!
-//! The list belongs to the process, as its metrics do: each cache is in it while something uses the cache.
-//! Caches for one kind, for example in several namespaces, count as one, and the oldest determines the age.
+//! The list belongs to the process, like the metrics: each cache is in it while something uses the cache. Caches for
+//! one kind, for example in several namespaces, count as one, and the oldest determines the age.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,7 +1,7 @@
-//! MultiNetworkPolicy: which traffic may reach and leave pods on their additional networks.
+//! MultiNetworkPolicy: which traffic may reach and leave pods on additional networks.
 //!
-//! These types serve the definition alone; `npwg::network_policy` reads the objects. Versions v1beta1 and v1beta2 have the
-//! same fields: the definition of multi-networkpolicy has `endPort` in both, although its Go types of v1beta1 do not.
+//! These types serve only the definition; `npwg::network_policy` reads the objects. Versions v1beta1 and v1beta2 have
+//! the same fields: multi-networkpolicy's definition has `endPort` in both, although the Go types for v1beta1 do not.
 //!
 //! Source: k8snetworkplumbingwg/multi-networkpolicy `scheme.yml`, v1beta1 and v1beta2; `networking.k8s.io/v1` NetworkPolicy.
 

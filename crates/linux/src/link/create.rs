@@ -326,7 +326,7 @@ impl NewKind<'_> {
 }
 
 impl Peer<'_> {
-    /// Encodes the peer as an attribute value: a link's fixed part, then its attributes.
+    /// Encodes the peer as an attribute value: a link's fixed part, then the attributes.
     fn bytes(&self) -> Vec<u8> {
         let Peer { name, mtu, mac, queues, netns } = self;
         let mut message = Message::link(NEW_LINK, 0);

@@ -77,7 +77,7 @@ impl Expressions {
         });
     }
 
-    /// Converts the number of four bytes in a slot from the byte order of this machine to that of comparisons.
+    /// Converts a four-byte number in a slot from this machine's byte order to that of comparisons.
     pub(super) fn swap_bytes(&mut self, slot: u32) {
         const TO_NETWORK: u32 = 1;
         self.push("byteorder", |data| {

@@ -100,7 +100,7 @@ pub enum State {
     Invalid,
 }
 
-/// Field in a packet, or in its metadata.
+/// Field in a packet, or in the packet metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
     /// `iif`: link index. The link must exist when the rule is added; the rule matches it under any name.
@@ -371,7 +371,7 @@ impl Rule {
 
     /// `ip saddr @masq4`, or `ip daddr . th dport != @open`: the fields in the same order as in the set's key.
     ///
-    /// An address among the fields restricts the rule to its family.
+    /// An address among the fields restricts the rule to that address family.
     pub fn look_up(mut self, fields: &[Selector], is: Is, set: &str) -> Rule {
         self.load(fields);
         self.expressions.look_up(set, is.comparison());

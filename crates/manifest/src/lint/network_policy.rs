@@ -1,4 +1,5 @@
-//! Linter of one MultiNetworkPolicy: the faults of its reader, and rules that mean something else than their author may expect.
+//! Lints one MultiNetworkPolicy: errors that the reader finds, and rules that mean something else than the author may
+//! expect.
 
 use super::Report;
 use crate::{Located, Node, Value};
@@ -14,7 +15,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<NetworkPolicy>) {
     named_ports_of_blocks(report, located);
 }
 
-/// Reports egress rules in which a named port meets an address block: only the containers of a pod name their ports.
+/// Reports egress rules in which a named port meets an address block: only pod containers have named ports.
 fn named_ports_of_blocks(report: &mut Report<'_>, located: &Located<NetworkPolicy>) {
     let egress = KeyPath::root().key("spec").key("egress");
     for (index, rule) in located.value.egress.rules.iter().enumerate() {

@@ -42,7 +42,7 @@ pub struct PodPlanner {
 }
 
 impl PodPlanner {
-    /// Returns a planner. `None` only if its own configuration were invalid.
+    /// Returns a planner. `None` only if the built-in configuration were invalid.
     pub fn new() -> Option<PodPlanner> {
         let node = NodeConfiguration::read(NODE.as_bytes(), Flavour::Weft).ok()?;
         let sandbox =
@@ -55,8 +55,8 @@ impl PodPlanner {
         plan::wanted(pod, &self.node)
     }
 
-    /// Returns why the pod would be refused, if all of its definitions are known. `labels` are those of the pod's namespace;
-    /// without them nothing is said about an access rule that needs them.
+    /// Returns why the pod would be refused, if all definitions are known. `labels` are the namespace's labels; without
+    /// them, access rules that need labels are not checked.
     pub fn refusal(
         &self,
         pod: &Pod,

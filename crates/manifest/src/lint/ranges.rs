@@ -1,7 +1,7 @@
-//! Requested addresses that the IPAM plugin of a network cannot give, because none of its ranges contains them.
+//! Requested addresses that a network's IPAM plugin cannot give, because no range contains them.
 //!
-//! Only `host-local`, `weft-ipam` and `whereabouts` are known to refuse such an address. Of another plugin, or of a range that
-//! cannot be read, nothing is said.
+//! Only `host-local`, `weft-ipam` and `whereabouts` are known to refuse such an address, so nothing is reported for
+//! other plugins, or for a range that cannot be read.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ struct KnownRange {
     contains: Box<dyn Fn(IpAddr) -> bool>,
 }
 
-/// Returns a finding if an address that `element` requests is in no range of its network.
+/// Returns a finding if an address that `element` requests is in none of the network's ranges.
 pub fn outside(element: &Element, definition: &Definition) -> Option<Fault> {
     let ranges = ranges(definition)?;
     let is_outside = |ip: IpAddr| {

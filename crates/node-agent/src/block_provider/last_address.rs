@@ -1,4 +1,4 @@
-//! Address of a claim: it keeps the one that its last pod has, and the earlier ones become free.
+//! Address that a claim keeps: the last pod's one; earlier ones become free.
 
 use ipam::{BlockAllocator, LeaseResponse};
 use tracing::warn;
@@ -7,7 +7,7 @@ use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
 use ipam_api::imported_claim::ImportedClaim;
 
-/// Ends the claim of a request for the addresses that its earlier pods had, while the client uses the response.
+/// Ends the requesting claim's hold on addresses that earlier pods had, while the client uses the response.
 pub(super) fn keep(allocator: &BlockAllocator<'_, ApiRegistry>, response: &LeaseResponse) {
     let claim = allocator.holder.claim.clone();
     let Some(lease) = response.leases.iter().find(|lease| lease.single_owner) else { return };

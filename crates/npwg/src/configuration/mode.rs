@@ -17,7 +17,7 @@ pub(super) struct UnknownWord {
 
 /// Option whose values are words.
 pub(super) trait Mode: Sized + Copy + 'static {
-    /// All words and their values.
+    /// All words and values.
     const WORDS: &'static [(&'static str, Self)];
 
     /// Reads a word; the error lists all words.
@@ -57,7 +57,7 @@ impl Mode for InvalidAnnotation {
 
 /// Enforcement of requested `ips` and `mac`. Every policy passes the requests to the plugins in both forms.
 ///
-/// Requests of later versions of the specification (`portMappings`, `bandwidth`, `infiniband-guid`) need a declared
+/// Requests from later specification versions (`portMappings`, `bandwidth`, `infiniband-guid`) need a declared
 /// capability under every policy but `permissive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpRequestPolicy {
@@ -111,7 +111,7 @@ impl Mode for VifStore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Builtin {
-    /// If it is built in and no other plugin of its name comes earlier in `CNI_PATH`.
+    /// If it is built in and no other plugin with this name comes earlier in `CNI_PATH`.
     Auto,
     /// If it is built in.
     Always,

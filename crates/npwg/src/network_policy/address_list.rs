@@ -1,6 +1,6 @@
 //! Lists of addresses, kept as ranges: the written form has `ADDRESS`, or `FIRST-LAST` for addresses that follow each other.
 //!
-//! - The size in memory is that of the ranges, so a list of 65,536 consecutive addresses has one element.
+//! - The memory size depends on the ranges, so a list with 65,536 consecutive addresses has one element.
 //! - Equal addresses have equal lists.
 
 use std::fmt;

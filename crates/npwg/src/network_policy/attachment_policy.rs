@@ -41,7 +41,7 @@ pub struct IsolatedDirection {
 pub struct CompiledRule {
     /// Policy that the rule comes from, as `namespace/name`.
     pub policy: String,
-    /// Index that the rule has in its policy and direction.
+    /// Index of the rule in the policy and direction.
     pub rule: usize,
     /// Peers that may send or receive.
     pub peers: CompiledPeers,

@@ -27,7 +27,7 @@ use crate::rule::Rule;
 /// Largest number of networks that the message about an invalid annotation names.
 const NAMES_SHOWN: usize = 8;
 
-/// Directions that a policy isolates, and whether its author wrote them.
+/// Directions that a policy isolates, and whether the author wrote them.
 #[derive(Clone, Copy)]
 struct Isolation {
     ingress: bool,
@@ -106,7 +106,7 @@ fn check_version(reader: &mut ValueReader, fields: &Fields<'_>) {
 /// Reads the annotation with the networks of the policy.
 ///
 /// With a wrong separator or an invalid name, the policy is in force, without rules, on every network that the text can
-/// mean: its author wanted to restrict them.
+/// mean: the author wanted to restrict them.
 fn networks(
     reader: &mut ValueReader,
     annotations: Option<&Value>,

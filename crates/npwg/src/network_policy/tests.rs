@@ -2,8 +2,8 @@
 //!
 //! Each case is also compiled for every attachment: the compiled rules and the verdict must agree.
 //!
-//! Source: the matrix of Kubernetes' NetworkPolicy tests (`test/e2e/network/netpol`); the scenarios that the
-//! implementations of multi-networkpolicy test end to end.
+//! Source: the matrix in Kubernetes' NetworkPolicy tests (`test/e2e/network/netpol`); the scenarios that
+//! multi-networkpolicy implementations test end to end.
 
 #![allow(clippy::needless_pass_by_value, reason = "arguments are json! literals")]
 
@@ -22,7 +22,7 @@ const PORTS: [(Protocol, u16); 5] = [
     (Protocol::Sctp, 80),
 ];
 
-/// One pod of the matrix, as `x/a`, with its attachment.
+/// One pod in the matrix, such as `x/a`, and an attachment.
 struct Member {
     name: String,
     namespace: String,
@@ -301,7 +301,7 @@ fn network_policy_matrix_ip_blocks() {
     matrix.expect("block or pods", &[with_pods], &|flow| flow.to != "x/a" || fits(flow));
 }
 
-/// Scenarios of multi-networkpolicy: policies name their networks, and peers may be on another one of them.
+/// Scenarios of multi-networkpolicy: policies name networks, and peers may be on another one of them.
 #[test]
 fn network_policy_applies_to_the_networks_it_names() {
     let mut matrix = Matrix::new();

@@ -1,11 +1,11 @@
 //! Verdict on one connection, and the policies and rule that decide it.
 //!
-//! The verdict is that of the compiled rules ([`AttachmentPolicy::decide`]), from which the rules of the kernel are written: what
-//! a selector means depends on the addresses that its set has, and not on labels. Each pair of addresses of the two ends is a
-//! connection of its own, because a rule may allow one address family only.
+//! The verdict comes from the compiled rules ([`AttachmentPolicy::decide`]), from which the kernel rules are written: a
+//! selector means the addresses in the rule's set, not labels. Each pair of addresses counts as a separate connection,
+//! because a rule may allow only one address family.
 //!
-//! The addresses of a pod that was never attached are unknown. Such a pod counts as a member of the sets that its labels fit,
-//! and as no member of a block: such rules are returned as undecided.
+//! A pod that was never attached has no known addresses. It counts as a member of every set that fits the pod labels,
+//! and of no address block; rules with blocks are returned as undecided.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -73,11 +73,11 @@ pub enum IpFamily {
 pub struct Verdict {
     /// Whether all of them are allowed.
     pub allowed: bool,
-    /// Decision about the egress of the source: that of the first forbidden connection, else of the first.
+    /// Decision about the source's egress: for the first forbidden connection, else for the first one.
     pub egress: Decision,
     /// Decision about the ingress of the destination.
     pub ingress: Decision,
-    /// Connections by their addresses. Those of one family with the same decisions are one.
+    /// Connections by address. Those with the same address family and decisions are one.
     pub connections: Vec<ConnectionVerdict>,
     /// Rules with address blocks that could not be compared, because the addresses of the peer are unknown.
     pub undecided: Vec<PolicyRuleReference>,
@@ -109,13 +109,13 @@ pub enum VerdictError {
     /// The ends have no addresses between which a connection is possible.
     #[error("the source and the destination have no addresses of the same family")]
     NoFamily,
-    /// The policies of an end are too large, so that its pod does not start.
+    /// One end's policies are too large, so the pod does not start.
     #[error(transparent)]
     Size(#[from] CompileError),
 }
 
-/// Returns the verdict on a connection from one party to a port of another. `addresses` are those of the peers of each policy,
-/// by its name: what the kernel's sets contain.
+/// Returns the verdict on a connection from one party to a port of another. `addresses` are the peer addresses by
+/// policy name, as in the kernel's sets.
 ///
 /// # Errors
 /// No connection is possible, or the policies cannot be enforced.
@@ -181,7 +181,7 @@ fn pairs(from: &Party<'_>, to: &Party<'_>) -> Vec<(IpAddr, IpAddr)> {
     pairs.filter(|(from, to)| fits(*from, *to)).collect()
 }
 
-/// One end of the connection, with its compiled policies.
+/// One end of the connection, and the compiled policies.
 struct End<'a> {
     direction: Direction,
     compiled: AttachmentPolicy,
@@ -272,7 +272,7 @@ impl Party<'_> {
 }
 
 impl ConnectionVerdict {
-    /// Whether the connection differs from another one in its addresses at most.
+    /// Whether the connection differs from another one only in addresses.
     fn is_like(&self, other: &ConnectionVerdict) -> bool {
         (self.family, &self.egress, &self.ingress) == (other.family, &other.egress, &other.ingress)
     }

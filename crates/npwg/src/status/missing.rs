@@ -12,11 +12,11 @@ use crate::selection::{Annotation, Reading};
 pub struct MissingNetwork {
     /// `NAMESPACE/NAME`.
     pub network: String,
-    /// Interface that it would have: the requested one, or `netN` by its position.
+    /// Interface that it would have: the requested one, or `netN` by position.
     pub interface: String,
 }
 
-/// Compares the networks annotation of a pod with its network-status.
+/// Compares a pod's networks annotation with the network-status.
 ///
 /// # Errors
 /// The annotation is invalid.

@@ -7,7 +7,7 @@
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves nothing, and the leftovers of a killed ADD do not prevent the next one.
-//! - Each of several interfaces of a container on one network has its own ifb.
+//! - If a container has several interfaces on one network, each one has a separate ifb.
 //! - A bucket holds at least one packet: with less, no packet would ever pass.
 //!
 //! DEL removes only the ifb. The kernel removes the queueing disciplines with the interface; to remove them before

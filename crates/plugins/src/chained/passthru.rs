@@ -1,7 +1,7 @@
 //! `passthru`: changes nothing and passes the result of the previous plugin on.
 //!
 //! The meta-plugin puts it in front of the plugins of `auxiliaryCNIChainName`, as Multus does, because a chain must not
-//! begin with a chained plugin. Without a previous plugin its result is empty.
+//! begin with a chained plugin. Without a previous plugin the result is empty.
 //!
 //! Source: multus-cni `cmd/passthru-cni` v4.2.
 

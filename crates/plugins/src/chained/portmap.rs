@@ -4,10 +4,9 @@
 //! - A call changes the packet filter in one transaction (with iptables: one for each address family).
 //! - DEL needs no configuration, addresses or mappings. It removes what either backend, or the reference
 //!   plugin, created for the attachment.
-//! - If two containers request the same port with nftables, the last one gets it. When it is deleted, the
-//!   first gets the port back. With iptables the first keeps it, as with the reference plugin, because its
-//!   jump comes first.
-//! - The addresses of Services are not those of the host, and their ports come first (CVE-2019-9946).
+//! - If two containers request the same port with nftables, the last one gets it. When it is deleted, the first gets
+//!   the port back. With iptables the first keeps it, as with the reference plugin, because that jump comes first.
+//! - Service addresses do not count as host addresses, and Service ports come first (CVE-2019-9946).
 //! - ADD and DEL delete the UDP flows that still lead to the port's previous target.
 //!
 //! Source: containernetworking/plugins `plugins/meta/portmap` v1.9.1.
@@ -92,7 +91,7 @@ impl Plugin for Portmap {
     }
 }
 
-/// Mappings to add, their targets and the settings.
+/// Mappings to add, the targets and the settings.
 struct RequestedPorts {
     tag: OwnerTag,
     settings: Settings,
@@ -200,7 +199,7 @@ fn finish<const N: usize>(removed: [Result<Vec<u16>, Error>; N]) -> Result<(), E
     collected(errors)
 }
 
-/// Deletes the UDP flows to these ports on the host: a client that keeps sending would keep its flow to the
+/// Deletes the UDP flows to these ports on the host, because a client that keeps sending would stay connected to the
 /// previous target. Best effort, as in the reference plugin: flows time out.
 fn forget(ports: &[u16]) {
     if !ports.is_empty() {

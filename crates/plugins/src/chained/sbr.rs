@@ -139,7 +139,7 @@ fn family(address: IpAddr) -> Family {
 
 // === ADD ===
 
-/// Gives each address its own table with the interface's routes.
+/// Gives each address a separate table with the interface's routes.
 fn add_tables<'a>(
     net: &mut Rtnl,
     netns: &'a Netns,
@@ -219,8 +219,8 @@ fn undo_removed_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
 
 // === DEL ===
 
-/// Removes an interface's rules, by its recorded and its present addresses, and rules that this plugin made
-/// and whose interface is gone.
+/// Removes an interface's rules, by recorded and present addresses, and rules that this plugin made for interfaces that
+/// are gone.
 fn remove_rules(
     net: &mut Rtnl,
     ifname: &str,

@@ -9,7 +9,7 @@
 //! - Every route that a program added moves with the interface, also a route without a gateway.
 //! - An automatically chosen table is unused: no VRF or rule refers to it, it has no routes and is not one of the
 //!   kernel's three.
-//! - DEL takes the interface and its routes out of the VRF, and removes only a VRF that this plugin created.
+//! - DEL takes the interface and the routes out of the VRF, and removes only a VRF that this plugin created.
 //! - A failed ADD restores interface, routes and VRFs.
 //!
 //! GC does nothing, because all objects are in the container's namespace.
@@ -232,7 +232,7 @@ fn expect_free(net: &mut Rtnl, link: &Link, vrf: Option<ExistingVrf>) -> Result<
     }
 }
 
-/// `ip link set ETH master VRF`, then restores its addresses and routes.
+/// `ip link set ETH master VRF`, then restores addresses and routes.
 fn enter<'a>(
     net: &mut Rtnl,
     netns: &'a Netns,

@@ -168,9 +168,8 @@ impl<'a> Attachment<'a> {
         Ok(result)
     }
 
-    /// Configures the container's end: name, addresses and routes, in one visit to its namespace. Adds the
-    /// interfaces to the result: bridge, host end, container's end. Those on the host get their hardware
-    /// address later.
+    /// Configures the container end in one visit to the namespace: name, addresses and routes. Adds bridge, host end
+    /// and container end to the result; interfaces on the host get the hardware address later.
     fn finish_inside(&self, host_end: &str, result: &mut Success) -> Result<(), Error> {
         let Attachment { request, network, netns, tag: _ } = self;
         let ifname = request.who.ifname.as_str();

@@ -10,9 +10,9 @@
 //! - `vif` describes the port. The agent adds it to the configuration once the controller has created the port, so it
 //!   is in the journal. This plugin waits for the switch only.
 //! - A failed ADD leaves neither links nor a port of the switch. Addresses are configured after the port works, so that
-//!   the switch forwards their announcements.
+//!   the switch forwards the announcements.
 //! - DEL needs only owner tags. If the switch is not reachable, the links are removed, and a later call removes the
-//!   port: a port without its link is an orphan.
+//!   port: a port without a link is an orphan.
 //! - An interface gets no default route unless `vif` has one.
 //!
 //! Source: os_vif `vif_plug_ovs`; Kuryr-Kubernetes `cni/binding/{bridge,nested}.py`.
@@ -223,7 +223,7 @@ fn create_nested(
     parent.create_child(&link, netns, tag)
 }
 
-/// Removes the attachment's port from the switch, and its links from the host.
+/// Removes the attachment's port from the switch, and the links from the host.
 fn remove_port(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
     let text = tag.text(ALIAS_MAX);
     let mut host = Rtnl::open().or_refused()?;
@@ -238,8 +238,8 @@ fn remove_port(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
 /// Removes from the switch the ports that `matches` selects by owner tag, and those whose link is gone.
 /// Returns the host's links and the result. If the switch is not reachable, a later call removes the ports.
 ///
-/// The ports are listed before the links, because a port is added after its link. In the other order, it
-/// could seem that a concurrent ADD's port has no link.
+/// The ports are listed before the links, because a port is added after the link. In the other order, it could seem
+/// that a concurrent ADD's port has no link.
 fn unplug(
     ovsdb: &str,
     host: &mut Rtnl,

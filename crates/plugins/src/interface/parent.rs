@@ -1,9 +1,9 @@
-//! Parent interfaces of macvlan, ipvlan and vlan interfaces, and the creation of a child interface.
+//! Parent interfaces for macvlan, ipvlan and vlan, and creation of child interfaces.
 //!
 //! Rules:
 //! - One request creates the child in the container's namespace, under a temporary name. Before Linux 6.15 the kernel
 //!   looks for the final name in the parent's namespace first, where an `eth0` may exist.
-//! - A child with its temporary name is left from a killed ADD. DEL and the next ADD remove it.
+//! - A child that still has the temporary name is left from a killed ADD. DEL and the next ADD remove it.
 //!
 //! Source: plugins `plugins/main/macvlan` `createMacvlan`, `getDefaultRouteInterfaceName`.
 
@@ -28,7 +28,7 @@ use crate::interface::inspection::differs;
 pub struct Parent {
     /// Link of the parent.
     pub link: Link,
-    /// Socket in its namespace.
+    /// Netlink socket in the parent's namespace.
     net: Rtnl,
     namespace: LinkNamespace,
 }
@@ -51,7 +51,7 @@ impl Parent {
         Ok(Parent { link, net, namespace })
     }
 
-    /// Fails if a child's MTU is greater than its parent's.
+    /// Fails if a child's MTU is greater than the parent's.
     pub fn check_mtu(&self, mtu: Option<u32>) -> Result<Option<u32>, Error> {
         match mtu {
             Some(mtu) if mtu > self.link.mtu => {
@@ -61,7 +61,7 @@ impl Parent {
         }
     }
 
-    /// Creates `child` on this parent, in the container and under its name; it is down.
+    /// Creates `child` on this parent, in the container and with the final name; it is down.
     ///
     /// # Errors
     /// Code 4 if the container already has an interface of that name (S25). A failure leaves nothing.
@@ -136,12 +136,12 @@ pub fn inspect_parent(
     }
 }
 
-/// Returns the name of a link until it gets its final name and its owner tag.
+/// Returns a link's name until it gets the final name and the owner tag.
 pub fn temporary_name(tag: &OwnerTag) -> String {
     hashed("weft", 15, &[&tag.network, &tag.container, &tag.ifname])
 }
 
-/// Removes a child under its temporary name, or under its final name if it has the owner tag: best effort.
+/// Removes a child that has the temporary name, or the final name with the owner tag: best effort.
 fn forget_child(container: &Netns, name: &str, tag: &OwnerTag) {
     let Ok(mut inside) = container.rtnl() else { return };
     let (temporary, alias) = (temporary_name(tag), tag.text(ALIAS_MAX));
@@ -163,7 +163,7 @@ fn belongs_to_host(link: &Link, tag: &OwnerTag) -> Result<bool, Error> {
     Ok(link.kind.is_empty() || host_device::is_moved(link, &tag.container)?)
 }
 
-/// Removes a link that a killed ADD left under its temporary name; succeeds if there is none.
+/// Removes a link that a killed ADD left with the temporary name; succeeds if there is none.
 pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error> {
     let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() else { return Ok(()) };
     let mut inside = netns.rtnl().or_refused()?;

@@ -158,8 +158,8 @@ fn check_gateways(result: &Success) -> Result<(), Error> {
     Ok(())
 }
 
-/// Configures addresses, then routes each subnet through its gateway instead of directly, then adds the
-/// routes. For an address without a subnet only the route to the gateway makes it reachable.
+/// Configures addresses, then routes each subnet through the gateway instead of directly, then adds the routes. For an
+/// address without a subnet only the route to the gateway makes it reachable.
 ///
 /// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src
 /// IP`

@@ -1,4 +1,4 @@
-//! Tests of the change of a sandbox whose pod selects other networks.
+//! Tests that change a sandbox whose pod selects other networks.
 
 use serde_json::value::RawValue;
 
@@ -139,7 +139,7 @@ fn hot_plug_compares_requests_in_normalized_form() {
     assert!(between(&entry, &replanned(&entry, other)).unwrap().is_some());
 }
 
-/// Returns a node whose networks use devices: `device` gets them by its capability, `plain` by its configuration.
+/// Returns a node whose networks use devices: `device` gets them by a capability, `plain` by the configuration.
 fn with_devices(networks: &str, devices: &[&str]) -> World {
     let mut world = World::new().networks(networks);
     for network in ["home/device", "home/plain"] {

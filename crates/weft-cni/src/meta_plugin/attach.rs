@@ -33,7 +33,7 @@ use crate::plugin_invoker::PluginInvoker;
 /// Attaches every network of the entry's plan; returns the default network's result.
 ///
 /// # Errors
-/// The first failure, after everything was undone; its details contain what could not be undone.
+/// The first failure, after everything was undone; the details contain what could not be undone.
 pub(super) fn attach(
     journal: &Journal,
     invoker: &PluginInvoker,
@@ -56,8 +56,8 @@ pub(super) fn attach(
     })
 }
 
-/// Records the programs of the plugins of new attachments, and refuses delegates whose plugins are not all installed. A
-/// misspelt `type` must not leave behind state that only the plugin of that name could remove.
+/// Records the programs for new attachments, and refuses delegates whose plugins are not all installed. A misspelt
+/// `type` must not leave behind state that only a plugin with that name could remove.
 pub(super) fn assign_programs(
     invoker: &PluginInvoker,
     entry: &mut Entry,
@@ -74,8 +74,8 @@ pub(super) fn assign_programs(
     Ok(())
 }
 
-/// Refuses delegates with an interface that exists already (S25): an undo would remove an interface that weft did not create.
-/// Returns its socket in the sandbox, which records the attached interfaces later.
+/// Refuses delegates with an interface that exists already (S25): an undo would remove an interface that weft did not
+/// create. Returns the netlink socket in the sandbox, which records the attached interfaces later.
 pub(super) fn require_free_names<'a>(
     entry: &Entry,
     delegates: impl IntoIterator<Item = &'a Delegate>,
@@ -139,7 +139,7 @@ fn carry_out(
     }
 }
 
-/// Records the plugins that never ran for a failed attachment, for its undo and for a DEL after a kill.
+/// Records the plugins that never ran for a failed attachment, for the undo and for a DEL after a kill.
 fn note_never_ran(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry, index: usize) {
     let never_ran = never_ran(invoker, &entry.plan.delegates[index]);
     if never_ran.is_empty() {
@@ -153,7 +153,7 @@ fn note_never_ran(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entr
     }
 }
 
-/// Returns the plugins of a network that did not run for its failed ADD.
+/// Returns the plugins that did not run in a network's failed ADD.
 pub(super) fn never_ran(invoker: &PluginInvoker, delegate: &Delegate) -> BTreeSet<PluginType> {
     let ran = invoker.take_ran();
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
@@ -161,8 +161,8 @@ pub(super) fn never_ran(invoker: &PluginInvoker, delegate: &Delegate) -> BTreeSe
     needs.into_iter().filter(|plugin| !ran.contains(plugin)).collect()
 }
 
-/// Attaches one network: publishes its device, enforces its policies unless they are `enforced`, calls its plugins and verifies
-/// the result.
+/// Attaches one network: publishes the device, enforces the policies unless they are `enforced`, calls the plugins and
+/// verifies the result.
 pub(super) fn attach_one(
     invoker: &PluginInvoker,
     entry: &Entry,

@@ -1,4 +1,4 @@
-//! Hot-plug: changes the networks of a running sandbox to those of a new plan.
+//! Hot-plug: changes a running sandbox's networks to those in a new plan.
 //!
 //! - [`rpc::change`] decides what is done. The change is in the journal before it begins, so that a DEL finds everything and
 //!   the same change can continue after a crash (`docs/design/journal.md`).
@@ -103,7 +103,7 @@ fn take_link(entry: &mut Entry, place: usize) -> Result<Option<AttachedLink>, Er
     }
 }
 
-/// Removes the interface of one attachment before its DEL. One without a known link is left to its plugins.
+/// Removes the interface of one attachment before the DEL. If the link is not known, the plugins remove it.
 fn release(
     invoker: &PluginInvoker,
     entry: &Entry,

@@ -4,7 +4,7 @@
 //!   in the entry for the next DEL (`docs/design/journal.md`).
 //! - Plugins get the path of the sandbox's namespace, or none if it leads elsewhere or nowhere: [`namespace`].
 //! - Interfaces of the host return first: a process in the sandbox could mix them up with the links that are removed.
-//! - If the killed ADD has not begun a network, its plugins are called, and their failures are excused.
+//! - If a killed ADD has not begun a network, the plugins are still called, but failures are excused.
 //! - Links of built-in plugins are then removed with one request, so that the grace period of the kernel passes once.
 //!
 //! Source: the multi-network specification 7.2; CNI 1.1.0 §3 "Delete".
@@ -85,7 +85,7 @@ fn detach_next(
     outcome
 }
 
-/// Whether a network consists of an interface of the host.
+/// Whether a network consists of a host interface.
 fn moves_interface(delegate: &Delegate) -> bool {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
     network.is_ok_and(|network| {
@@ -111,7 +111,7 @@ pub(super) fn detach_one(
     cni::error::collected(errors)
 }
 
-/// Calls DEL of a network's plugins; returns their errors.
+/// Calls DEL for a network's plugins; returns the errors.
 fn call_plugins(
     invoker: &PluginInvoker,
     entry: &Entry,
@@ -163,8 +163,8 @@ fn never_acted(plugins: &AttachmentInvoker<'_>, path: &str, failure: &PluginFail
 
 /// Removes the links that the built-in plugins' DEL would remove one by one, all at once.
 ///
-/// A request removes links of one namespace. If links on the host must be removed anyway (an ifb), veth pairs are removed
-/// by their host ends in the same request.
+/// A request removes links in one namespace. If links on the host must be removed anyway (an ifb), the same request
+/// removes veth pairs by the host ends.
 fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
     let pending = delegates.iter().zip(&entry.attachments);
     let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
@@ -224,12 +224,12 @@ pub(super) fn removal(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegat
     }
 }
 
-/// Attachment of links that built-in plugins created and remove with their DEL.
+/// Attachment whose links built-in plugins created and remove at DEL.
 struct LinkAttachment {
     who: Attachment,
     network: String,
     creator: &'static dyn Plugin,
-    /// Its link in the sandbox, if the journal has it.
+    /// Link in the sandbox, if the journal has it.
     link: Option<AttachedLink>,
     /// Plugins of the chain that also have a link on the host.
     on_host: Vec<&'static dyn Plugin>,
@@ -242,8 +242,8 @@ struct IpamType {
 }
 
 impl LinkAttachment {
-    /// Returns `None` if an external plugin of the chain may need the interface during its DEL, or if addresses are released
-    /// through the interface.
+    /// Returns `None` if an external plugin in the chain may need the interface during DEL, or if addresses are
+    /// released through the interface.
     fn of(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Option<LinkAttachment> {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
         let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>().ok()?;

@@ -1,12 +1,12 @@
-//! Network policies of attachments, as nf_tables rules.
+//! Network policies for attachments, as nf_tables rules.
 //!
-//! - The rules of an attachment are committed in one transaction before its plugins run: no packet passes without them.
-//!   They name interfaces, which need not exist yet.
+//! - One transaction commits an attachment's rules before the plugins run, so no packet passes without them. They name
+//!   interfaces, which need not exist yet.
 //! - They are in the host's namespace where a host end exists that the pod cannot reach, else in the pod's ([`place`]).
 //!   The journal records the place and the names before the first effect.
-//! - Rules that need the addresses of the attachment follow after its plugins: those for replies on the host, and those that
-//!   bind the addresses to their interface ([`bound_addresses`]).
-//! - DEL removes them after the interface. Their names are derived from the attachment, so it needs no policy.
+//! - Rules that need the attachment's addresses follow after the plugins: those for replies on the host, and those that
+//!   bind the addresses to the interface ([`bound_addresses`]).
+//! - DEL removes them after the interface. The rule names are derived from the attachment, so DEL needs no policy.
 //! - Attachments without a policy cost nothing here.
 //!
 //! `docs/design/policy.md` has the hooks and the reasons.
@@ -55,7 +55,7 @@ pub(super) use self::update::{assign_running, difference, kept_ipv6_peers, resto
 const DHCP: &str = "dhcp";
 /// Stands for the plugin in the owner tags of rules.
 const OWNER: &str = "policy";
-/// Kind of a link that shows the packets of its ports to nf_tables as those of the port.
+/// Link kind that shows packets of a port to nf_tables as packets of the VRF's ports.
 const VRF: &str = "vrf";
 
 #[derive(Default, Deserialize)]
@@ -64,11 +64,11 @@ struct IpamType {
     r#type: String,
 }
 
-/// Rules of an attachment that are in force, with their place; `None` without a policy.
+/// Rules that are in force for an attachment, and the place; `None` without a policy.
 pub(super) struct Enforced(Option<(Place, Ruleset)>);
 
-/// Records the place and the names of the rules of each planned attachment with policies. The caller writes the entry before
-/// [`enforce`]; `directory` is that of its journal.
+/// Records place and names of the rules for each planned attachment with policies. The caller writes the entry before
+/// [`enforce`]; `directory` is the journal directory.
 pub(super) fn assign(directory: &Path, invoker: &PluginInvoker, entry: &mut Entry) -> Result<(), Error> {
     let all = entry.plan.delegates.iter().zip(&entry.attachments).enumerate();
     let lacks = |delegate: &Delegate, attachment: &Attachment| {
@@ -79,7 +79,7 @@ pub(super) fn assign(directory: &Path, invoker: &PluginInvoker, entry: &mut Entr
     lacking.into_iter().try_for_each(|index| assign_one(directory, invoker, entry, index))
 }
 
-/// Records the names of the rules that the attachments of a lost entry may have, whether a policy selects them now or not.
+/// Records the names of rules that the attachments in a lost entry may have, whether a policy selects them now or not.
 ///
 /// The rules are removed in every place, so the kernel is not asked whether it tracks connections on bridges. A kernel
 /// without nf_tables has no rules.
@@ -98,7 +98,7 @@ pub(super) fn assign_lost(directory: &Path, invoker: &PluginInvoker, entry: &mut
     }
 }
 
-/// Records the place and the names of the rules of one attachment.
+/// Records place and names of the rules for one attachment.
 fn assign_one(
     directory: &Path,
     invoker: &PluginInvoker,
@@ -112,7 +112,7 @@ fn assign_one(
     Ok(())
 }
 
-/// Returns the record of an attachment's rules.
+/// Returns the record about an attachment's rules.
 fn recorded<'a>(entry: &'a Entry, delegate: &Delegate) -> Option<&'a PolicyRules> {
     let all = entry.plan.delegates.iter().zip(&entry.attachments);
     let mut own =
@@ -120,10 +120,10 @@ fn recorded<'a>(entry: &'a Entry, delegate: &Delegate) -> Option<&'a PolicyRules
     own.find_map(|(_, attachment)| attachment.rules.as_ref())
 }
 
-/// Commits the rules of an attachment; does nothing without a policy.
+/// Commits an attachment's rules; does nothing without a policy.
 ///
-/// On the host, replies do not pass before [`verify`]: the kernel may still track connections of the previous owner of the
-/// address, whose packets would pass as replies.
+/// On the host, replies do not pass before [`verify`]: the kernel may still track connections of the address's previous
+/// owner, whose packets would pass as replies.
 pub(super) fn enforce(
     invoker: &PluginInvoker,
     entry: &Entry,
@@ -165,9 +165,9 @@ fn in_context(committed: Result<(), linux::Error>) -> Result<(), Error> {
     committed.or_refused().map_err(|error| error.context("network policy"))
 }
 
-/// Puts the rules in force that need the addresses of the attachment.
+/// Puts rules in force that need the attachment's addresses.
 ///
-/// On the host it ends the tracked connections of the addresses before. From then on replies pass.
+/// On the host it first ends tracked connections of these addresses. From then on replies pass.
 ///
 /// # Errors
 /// The interface that the rules are about does not exist: packets of the attachment would pass without them.
@@ -206,8 +206,8 @@ pub(super) fn verify(
     }
 }
 
-/// Returns the networks of an attachment whose addresses its pod reaches without a router: on a routed link those of the
-/// gateways, else those of its addresses, too.
+/// Returns the networks whose addresses the pod reaches without a router: on a routed link only the gateways' networks,
+/// else also those of the attachment's addresses.
 fn on_link(place: &Place, result: &Success) -> Vec<IpNet> {
     let networks = result.ips.iter().map(|ip| ip.address.trunc()).filter(|_| !place.is_routed());
     let gateways = result.ips.iter().filter_map(|ip| ip.gateway).map(IpNet::from);
@@ -225,7 +225,7 @@ fn verify_on_host(link: &str, result: &Success) -> Result<(), Error> {
     )))
 }
 
-/// Returns the links of the host on which packets of an attachment arrive, and the addresses to protect.
+/// Returns the host links on which an attachment's packets arrive, and the addresses to protect.
 fn guarded(result: &Success) -> (Vec<&str>, Vec<IpAddr>) {
     let (on_host, inside): (Vec<_>, Vec<_>) =
         result.interfaces.iter().partition(|interface| interface.sandbox.is_empty());
@@ -243,7 +243,7 @@ fn link_local(mac: &str) -> Option<IpAddr> {
     Some(IpAddr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
 }
 
-/// Fails unless the interface exists and the rules see its packets: those of a port of a bridge are packets of the bridge.
+/// Fails unless the interface exists and the rules see packets on it: on a bridge port, packets belong to the bridge.
 fn verify_in_pod(net: &mut Rtnl, name: &str) -> Result<(), Error> {
     let Some(link) = net.find_link(name).or_refused()? else {
         return Err(Error::internal(format!(
@@ -261,7 +261,7 @@ fn verify_in_pod(net: &mut Rtnl, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Fails unless the rules of an attachment are in force unchanged.
+/// Fails unless an attachment's rules are in force unchanged.
 pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
     match difference(invoker, entry, delegate)? {
         None => Ok(()),
@@ -269,14 +269,14 @@ pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate)
     }
 }
 
-/// Removes the rules of an attachment; does nothing if it never had a policy. Rules that do not exist are no error.
+/// Removes an attachment's rules; does nothing if it never had a policy. Rules that do not exist are no error.
 ///
-/// They stay if they are now those of another attachment of the sandbox: hot-plug may attach a network to the same interface
-/// name before the DEL of the previous one succeeds.
+/// The rules stay if they now belong to another attachment in the sandbox: hot-plug may attach a network to the same
+/// interface name before the previous one's DEL succeeds.
 ///
-/// It looks in both namespaces: another program may have replaced a built-in plugin since the ADD. A process in the pod can
-/// make rules of the pod's namespace irremovable, by rules of its own that refer to them. They end with the namespace, so
-/// they do not fail the DEL.
+/// It looks in both namespaces: another program may have replaced a built-in plugin since the ADD. A process in the pod
+/// can make rules in the pod's namespace irremovable, by adding rules that refer to them. They end with the namespace,
+/// so they do not fail the DEL.
 pub(super) fn remove(entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
     if !has_own_rules(entry, index, delegate) {
         return Ok(());
@@ -284,13 +284,13 @@ pub(super) fn remove(entry: &Entry, index: usize, delegate: &Delegate) -> Result
     withdraw(entry, &[delegate])
 }
 
-/// Whether an attachment may have rules that are not those of another one.
+/// Whether an attachment may have rules that do not belong to another one.
 fn has_own_rules(entry: &Entry, index: usize, delegate: &Delegate) -> bool {
     let has_rules = delegate.policy.is_some() || recorded(entry, delegate).is_some();
     has_rules && !has_successor(entry, index, delegate)
 }
 
-/// Removes the rules of attachments, with one list and one transaction in the pod's namespace and in the host's.
+/// Removes attachments' rules, with one list and one transaction in the pod's namespace and in the host's.
 fn withdraw(entry: &Entry, delegates: &[&Delegate]) -> Result<(), Error> {
     let ids: Vec<AttachmentId> = delegates.iter().map(|delegate| AttachmentId::of(entry, delegate)).collect();
     let in_pod = Place::in_pod("");
@@ -328,7 +328,7 @@ fn has_successor(entry: &Entry, index: usize, delegate: &Delegate) -> bool {
     })
 }
 
-/// Returns the attachments of this journal that have rules in the host's namespace.
+/// Returns the attachments in this journal that have rules in the host's namespace.
 pub(super) fn on_host(directory: &Path) -> Result<BTreeSet<AttachmentId>, Error> {
     let mut found = BTreeSet::new();
     let Some(mut tables) = entries::tables()? else { return Ok(found) };
@@ -342,7 +342,7 @@ pub(super) fn on_host(directory: &Path) -> Result<BTreeSet<AttachmentId>, Error>
     Ok(found)
 }
 
-/// Removes the rules in the host's namespace of these attachments, except for those of the `kept` entries.
+/// Removes these attachments' rules in the host's namespace, except for those in the `kept` entries.
 pub(super) fn sweep(found: &BTreeSet<AttachmentId>, kept: &[Entry]) -> Result<(), Error> {
     let known: BTreeSet<AttachmentId> = kept
         .iter()
@@ -376,9 +376,9 @@ fn target(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result
     })
 }
 
-/// Removes the rules of attachments in the pod's namespace, and the table after the last one.
+/// Removes attachments' rules in the pod's namespace, and the table after the last one.
 ///
-/// The caller holds the lock of the sandbox, so no other process uses the table.
+/// The caller holds the sandbox lock, so no other process uses the table.
 fn withdraw_in_pod(nft: &mut Nft, netns: &str, ids: &[AttachmentId]) -> Result<(), Error> {
     let family = Place::in_pod("").family();
     if !nft.tables(family).or_refused()?.iter().any(|name| name == TABLE) {
@@ -398,7 +398,7 @@ fn withdraw_in_pod(nft: &mut Nft, netns: &str, ids: &[AttachmentId]) -> Result<(
     commit(nft, batch)
 }
 
-/// Removes the rules of attachments from the tables of the host, in one transaction.
+/// Removes attachments' rules from the host tables, in one transaction.
 fn withdraw_on_host(nft: &mut Nft, ids: &[AttachmentId]) -> Result<(), Error> {
     let tables = nft.all_tables().or_refused()?;
     let mut batch = Batch::new();

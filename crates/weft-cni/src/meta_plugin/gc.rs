@@ -42,7 +42,7 @@ pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<
     cni::error::collected(errors)
 }
 
-/// Returns the readable entries of the journal, and the errors of the others.
+/// Returns the readable journal entries, and the errors for the others.
 fn entries(node: &Node) -> Result<(Vec<Entry>, Vec<Error>), Error> {
     let (mut known, mut errors) = (Vec::new(), Vec::new());
     for container in node.journal.containers()? {
@@ -54,7 +54,7 @@ fn entries(node: &Node) -> Result<(Vec<Entry>, Vec<Error>), Error> {
     Ok((known, errors))
 }
 
-/// Calls GC of the networks with the present entries of the journal. Sandboxes that could not be taken down remain in use.
+/// Calls GC for the networks with the present journal entries. Sandboxes that could not be taken down remain in use.
 fn forward_to_networks(
     node: &Node,
     request: &Sweep,
@@ -165,7 +165,7 @@ fn forward(
 struct UsedNetwork {
     network: Network,
     attachments: Vec<ValidAttachment>,
-    /// Programs of its plugins: different ones if attachments were made before and after a change of the node.
+    /// Plugin programs: different ones if attachments were made before and after a change on the node.
     programs: Vec<Programs>,
 }
 

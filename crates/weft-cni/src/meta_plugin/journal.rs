@@ -16,7 +16,7 @@ use rpc::journal::{ENTRIES, ENTRY_MAX, Entry};
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-/// Largest number of unreadable entries of one sandbox that are kept.
+/// Maximum number of unreadable entries that are kept for one sandbox.
 const ASIDE_MAX: usize = 16;
 
 /// Journal of this node.
@@ -125,7 +125,7 @@ impl Journal {
         self.publish(entry).map_err(|cause| self.failed("write", entry, &cause))
     }
 
-    /// Removes the entry of a sandbox, and the temporary file of a writer that was killed.
+    /// Removes a sandbox's entry, and the temporary file that a killed writer left.
     pub(super) fn remove(&self, container: &ContainerId) -> Result<(), Error> {
         for path in [self.file(container), self.temporary(container)] {
             match fs::remove_file(&path) {
@@ -151,7 +151,7 @@ impl Journal {
         Ok(containers)
     }
 
-    /// Writes the temporary file. Its name is fixed, so a crash leaves at most one.
+    /// Writes the temporary file. The name is fixed, so a crash leaves at most one.
     fn replacement(&self, entry: &Entry) -> Result<File, Error> {
         let bytes = entry.value().context("journal")?;
         if bytes.len() as u64 > ENTRY_MAX {
@@ -203,7 +203,7 @@ pub(super) struct Record {
 impl Record {
     /// Appends values in one write, without synchronizing the disk, for the same reason as [`Journal::update`].
     ///
-    /// After a failure the entry must be replaced: its last value may be incomplete.
+    /// After a failure the entry must be replaced: the last value may be incomplete.
     pub(super) fn add(&mut self, values: &[u8]) -> Result<(), Error> {
         self.room = self.room.checked_sub(values.len() as u64).ok_or_else(|| too_long(&self.path))?;
         let written = self.file.write_all(values);

@@ -1,7 +1,7 @@
 //! Lock of a sandbox: one operation at a time, `flock` on a file beside the journal entry.
 //!
-//! Rules and waiting times are in `docs/design/journal.md`, "Locks". A call that may crash marks its lock file with another
-//! mode, which only its end takes back: the next call sees that it died.
+//! Rules and waiting times are in `docs/design/journal.md`, "Locks". A call that may crash gives the lock file another
+//! mode, and restores it only at the end, so the next call sees that it died.
 //!
 //! Source: CNI 1.1.0 §2; the multi-network specification 7.3; flock(2).
 

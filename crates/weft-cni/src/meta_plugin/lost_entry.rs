@@ -4,12 +4,12 @@
 //! The networks are taken down from a new plan of the pod, as Multus does. The plan becomes a journal entry before the
 //! first effect, so a DEL that is killed or fails is continued by the next one.
 //!
-//! - A sandbox was attached if the runtime still has the result of its ADD: in `prevResult`, or in its cache. A repeated
-//!   DEL and a DEL after a failed ADD have none, and they cost nothing.
+//! - A sandbox was attached if the runtime still has the ADD result: in `prevResult`, or in the cache. A repeated DEL
+//!   and a DEL after a failed ADD have none, and they cost nothing.
 //! - Without a plan there is nothing to take down: the pod is deleted or has another uid, or no planner answers in time.
 //! - A namespace that belongs to another sandbox of the journal is not entered.
-//! - If the journal has another sandbox of the same pod, only networks of built-in plugins without a device are taken down.
-//!   Built-in plugins find their objects by container id. A device may be in use by the other sandbox.
+//! - If the journal has another sandbox for the same pod, only networks with built-in plugins and without a device are
+//!   taken down. Built-in plugins find objects by container id. A device may be in use by the other sandbox.
 //! - A network with a plugin that is not installed is logged and left out.
 //! - Rules of network policies are removed by the names that the lost entry had, which follow from journal and attachment.
 //!
@@ -158,7 +158,7 @@ impl Others {
     }
 }
 
-/// Whether a network may be taken down without knowledge of its ADD.
+/// Whether a network may be taken down although nothing is known about the ADD.
 fn may_be_detached(node: &Node, delegate: &Delegate, others: &Others) -> bool {
     let may = || {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;

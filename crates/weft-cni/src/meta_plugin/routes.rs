@@ -22,7 +22,7 @@ use linux::{Netns, Rtnl};
 use npwg::plan::{DefaultRouteAction, Delegate, Families, Gateway};
 use plugin_support::failure::OrRefused;
 
-/// Attachment with its delegate and its result, which is updated.
+/// Attachment: the delegate and the result, which is updated.
 pub(super) struct Attached<'a> {
     /// Delegate in the plan.
     pub(super) delegate: &'a Delegate,
@@ -171,10 +171,10 @@ fn add_default_routes(
     Ok(())
 }
 
-/// Fails if a gateway is an address of the pod itself, or the network or broadcast address of its subnet: the kernel
-/// accepts some of these routes, and the packets go nowhere.
+/// Fails if a gateway is an address of the pod itself, or the subnet's network or broadcast address: the kernel accepts
+/// some of these routes, and the packets go nowhere.
 ///
-/// The first address of an IPv6 subnet is no error: it belongs to the routers of the subnet (RFC 4291, 2.6.1).
+/// The first address of an IPv6 subnet is no error: it belongs to the subnet's routers (RFC 4291, 2.6.1).
 fn expect_other_hosts(net: &mut Rtnl, links: &[Link], gateways: &[Gateway]) -> Result<(), Error> {
     for link in links {
         for address in net.addresses(link.index, &link.name).or_refused()? {

@@ -7,9 +7,10 @@
 //!
 //! Tasks are executed as a DEL is: from the journal, under the sandbox's lock. The agent sends a failed task again later.
 //!
-//! - A batch that is not complete is discarded: its sender was killed.
-//! - A task names a sandbox and its pod, and the entry of another pod is left alone.
-//! - If only the pod is known to be gone, a sandbox whose namespace still exists is left alone: its runtime will call DEL.
+//! - A batch that is not complete is discarded: the sender was killed.
+//! - A task names a sandbox and a pod; an entry for another pod is left alone.
+//! - If only the pod is known to be gone, a sandbox whose namespace still exists is left alone: the runtime will call
+//!   DEL.
 //! - The result of a check or a change is reported to the agent.
 
 use std::io;
@@ -221,8 +222,8 @@ fn change_locked(
     Ok(Some(TaskResult { changes: done, error, ..nothing_done(TaskKind::Change, container, uid) }))
 }
 
-/// Replaces the network policies of a running sandbox. A sandbox that is not completely attached is left alone: the agent
-/// compares its policies once it is.
+/// Replaces the network policies of a running sandbox. A sandbox that is not completely attached is left alone: the
+/// agent compares the policies once it is.
 fn update_policy(
     journal: &Journal,
     invoker: &PluginInvoker,
@@ -306,7 +307,7 @@ fn take_down(
     Ok(())
 }
 
-/// Runs `weft publish --journal DIRECTORY --container-id CONTAINER`, which has its own timeout.
+/// Runs `weft publish --journal DIRECTORY --container-id CONTAINER`, which has a separate timeout.
 fn publish(directory: &str, container: &ContainerId, kubeconfig: Option<&str>) -> Result<(), Error> {
     let program = agent::find_weft();
     let mut command = Command::new(&program);

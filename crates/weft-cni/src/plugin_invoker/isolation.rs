@@ -5,7 +5,7 @@
 //! error of one attachment. Calls after one that ended are not affected: they find no mark on the lock file,
 //! and no entry that shows an unfinished ADD or change.
 //!
-//! The process decides like the caller which program serves the IPAM plugin, and whether its DEL is excused.
+//! The process decides like the caller which program serves the IPAM plugin, and whether a failed DEL is excused.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -71,7 +71,7 @@ impl Decisions {
 /// Runs a built-in plugin in another process; input, output and errors are those of a call in this process.
 ///
 /// # Errors
-/// Those of the plugin. Code 5: the process cannot be started, or it exceeds its time. Code 999: the plugin crashed.
+/// Those of the plugin. Code 5: the process cannot be started, or it takes too long. Code 999: the plugin crashed.
 pub(crate) fn run(
     plugin: &dyn Plugin,
     decisions: &Decisions,

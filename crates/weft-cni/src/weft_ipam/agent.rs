@@ -49,7 +49,7 @@ pub(super) fn allocate_request(
     }
 }
 
-/// Sends a request to the agent and returns its response.
+/// Sends a request to the agent and returns the response.
 pub(super) fn ask(socket: &Path, request: AllocateRequest) -> Result<AllocateResponse, Error> {
     let timeout = if request.operation.is_best_effort() { BEST_EFFORT_MAX } else { ADD_MAX };
     let failed = |cause: std::io::Error| match cause.kind() {
@@ -69,7 +69,7 @@ pub(super) fn ask(socket: &Path, request: AllocateRequest) -> Result<AllocateRes
     exchange(&mut stream, request, timeout).context(format_args!("agent {}", socket.display()))
 }
 
-/// Sends a request and receives its response within `timeout`. The caller keeps the address store locked.
+/// Sends a request and receives the response within `timeout`. The caller keeps the address store locked.
 fn exchange(
     stream: &mut UnixStream,
     request: AllocateRequest,

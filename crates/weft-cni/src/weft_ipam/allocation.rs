@@ -1,4 +1,4 @@
-//! ADD: one address of each set, from the address store of this node or through its agent.
+//! ADD: one address from each set, taken from this node's address store or through the agent.
 //!
 //! If the agent must change the address store itself, the store is unlocked for a while and the allocation is tried again.
 
@@ -23,16 +23,16 @@ use super::store::{OpenError, Owner, Store, now, owner_tag, spread, window};
 use super::{agent, earlier_sandbox, imported};
 use plugin_config::weft_ipam::{Pool, Set, Settings, Source};
 
-/// Number of free addresses below which the agent is notified to prefetch a block; for small blocks a quarter of the block.
-/// With this number a block of 256 addresses suffices for the 250 pods of a full node.
+/// Number of free addresses below which the agent is notified to prefetch a block; for small blocks a quarter of the
+/// block. With this number, a block with 256 addresses suffices for the 250 pods on a full node.
 const LOW: usize = 4;
-/// Largest number of further requests of one ADD: one for a block of an earlier lease, one for a new block, one for a
+/// Maximum number of further requests in one ADD: one for a block with an earlier lease, one for a new block, one for a
 /// conflict.
 const REQUESTS_MAX: usize = 3;
-/// Largest number of offered addresses that other owners may take before an ADD fails: each was allocated to a concurrent
-/// ADD, so that as many other pods of the node get an address first.
+/// Maximum number of offered addresses that other owners may take before an ADD fails. Each was allocated to a
+/// concurrent ADD, so as many other pods on the node get an address first.
 const OFFERS_MAX: usize = 32;
-/// Limit of attempts of one allocation that find new stores of overlapping ranges.
+/// Maximum number of attempts in one allocation that find new stores for overlapping ranges.
 const LISTS_MAX: usize = 16;
 /// Time after which no further pool is tried: the longest wait for a locked store.
 const WAIT_MAX: Duration = Duration::from_secs(25);
@@ -78,7 +78,7 @@ impl Claimant {
     }
 }
 
-/// Returns one address of a set: the one that the attachment holds, else one of the first pool that has a free address.
+/// Returns one address from a set: the one that the attachment holds, else one from the first pool with a free address.
 pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>) -> Result<IpConfig, Error> {
     let mut last = None;
     let began = Instant::now();
@@ -122,8 +122,8 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
     Err(last.unwrap_or_else(|| Error::config("ipam.ranges: the requested address is in none of the ranges")))
 }
 
-/// Allocates, and begins again if another network's call has created a store of an overlapping range meanwhile: that call
-/// may not know the store of this pool.
+/// Allocates, and begins again if another network's call has created a store for an overlapping range meanwhile: that
+/// call may not know this pool's store.
 fn repeat_while_stores_appear(
     settings: &Arc<Settings>,
     pool: &Arc<Pool>,
@@ -139,7 +139,7 @@ fn repeat_while_stores_appear(
     Err(Error::new(code::TRY_AGAIN_LATER, why))
 }
 
-/// Locks the store of the pool, and allocates; `None` if the stores of overlapping ranges are not those that were listed
+/// Locks the pool's store, and allocates; `None` if the stores for overlapping ranges are not those that were listed
 /// before.
 fn attempt(
     settings: &Arc<Settings>,
@@ -206,7 +206,7 @@ fn retry_while_transferring(
     }
 }
 
-/// State of the attempts of one call.
+/// State of one call's attempts.
 struct Progress {
     /// Reason why the last request to the agent was refused.
     refusal: Option<String>,

@@ -1,7 +1,8 @@
-//! Addresses of earlier sandboxes of a pod, for which no DEL came: the next sandbox takes the oldest one before it is refused.
+//! Addresses that a pod's earlier sandboxes hold because no DEL came: the next sandbox takes the oldest one before it
+//! is refused.
 //!
-//! A pod has one sandbox at a time. A runtime that fails to delete one creates the next, and deletes the earlier ones later; each
-//! of them holds an address until then. A late DEL finds that its sandbox holds nothing.
+//! A pod has one sandbox at a time. A runtime that fails to delete one creates the next, and deletes the earlier ones
+//! later; each of them holds an address until then. A late DEL then finds that the sandbox holds nothing.
 
 use std::net::IpAddr;
 
@@ -11,7 +12,7 @@ use ipam::address_store::SlotId;
 use super::store::{Owner, Store};
 use plugin_config::weft_ipam::Pool;
 
-/// Returns the address that an earlier sandbox of the same pod has held longest for the same interface of the network: this
+/// Returns the address that an earlier sandbox of the same pod has held longest for the same network interface: this
 /// address, or any that the network may allocate.
 pub(super) fn slot(store: &Store, pool: &Pool, who: &Owner, named: Option<IpAddr>) -> Option<SlotId> {
     if who.pod[0].is_empty() {

@@ -1,9 +1,10 @@
-//! Overlapping ranges of networks with `store: file`: an address that one network of the host has is not given by another.
+//! Overlapping ranges in networks with `store: file`: an address that one network on the host has is not given by
+//! another.
 //!
-//! Such networks have a store each. An allocation locks all stores whose ranges overlap, in the order of their names, and
-//! leaves out the addresses that the others hold. It lists them again while its own store exists and is locked: of two calls
-//! that create a store each, at least one then sees the other's. The name of a store is its range, unless the configuration names the
-//! pool; such a store may contain any address.
+//! Such networks have a store each. An allocation locks all stores whose ranges overlap, sorted by name, and leaves out
+//! the addresses that the others hold. It lists them again while this network's store exists and is locked: of two
+//! calls that create a store each, at least one then sees the other's. A store is named after the range, unless the
+//! configuration names the pool; such a store may contain any address.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,7 +17,7 @@ use ipnet::IpNet;
 use super::store::{OpenError, Store};
 use plugin_config::weft_ipam::{Pool, Settings, Source};
 
-/// Returns the names of the host's other stores that may hold addresses of this pool; none for a pool of the cluster.
+/// Returns the names of the host's other stores that may hold addresses of this pool; none for a cluster pool.
 pub(super) fn overlapping_stores(settings: &Settings, pool: &Pool) -> Vec<String> {
     if settings.source == Source::Cluster {
         return Vec::new();
@@ -36,7 +37,7 @@ pub(super) fn overlapping_stores(settings: &Settings, pool: &Pool) -> Vec<String
     names
 }
 
-/// Returns address space and range of a store that is named after its range: `[SPACE-]10.1.0.0-16`.
+/// Returns address space and range of a store named after a range: `[SPACE-]10.1.0.0-16`.
 fn range_of(name: &str) -> Option<(&str, IpNet)> {
     let (rest, length) = name.rsplit_once('-')?;
     let starts = std::iter::once(0).chain(rest.match_indices('-').map(|(at, _)| at + 1));

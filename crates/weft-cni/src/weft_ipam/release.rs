@@ -118,8 +118,8 @@ fn store_names(directory: &Path) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Releases the addresses of a network's attachments that are not valid, in the stores of pools that its configuration
-/// does not have any more. A later call notifies the cluster.
+/// Releases addresses that a network's invalid attachments have in the stores of pools no longer in the configuration.
+/// A later call notifies the cluster.
 pub(super) fn sweep_other_stores(
     settings: &Settings,
     is_stale: impl Fn(&Owner) -> bool,

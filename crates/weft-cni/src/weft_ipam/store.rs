@@ -39,11 +39,11 @@ use super::{deferred_releases, sync_rounds};
 
 /// Name of the store's file.
 const STORE_FILE: &str = "ledger";
-/// Line of an owner's record that has the window of the network.
+/// Line with the network's window in an owner record.
 const WINDOW_LINE: usize = 8;
-/// Largest number of spans in the record of a window.
+/// Maximum number of spans in a window record.
 const WINDOW_SPANS_MAX: usize = 4;
-/// Largest number of addresses of one attachment that are searched for without its configuration.
+/// Maximum number of addresses that are searched for one attachment whose configuration is unknown.
 pub(super) const SETS_MAX: usize = 16;
 
 /// Whether there is an address store in a directory.
@@ -77,7 +77,7 @@ pub struct Owner {
     /// Claim that keeps the address when the pod is gone; empty: none. The agent reads it here if the claim's object was
     /// deleted manually.
     pub claim: String,
-    /// Pools of the whole attachment ([`spread`]); empty if it has one address of one pool.
+    /// Pools of the whole attachment ([`spread`]); empty if it has one address from one pool.
     pub spread: String,
 }
 
@@ -87,15 +87,15 @@ pub(super) fn unconfigured_clock() -> Clock {
     Clock { now: now(), quarantine: QUARANTINE * 1000 }
 }
 
-/// Returns quarantine in milliseconds, number and spans of the addresses that a network may allocate of a pool; the whole
-/// span, if there are many. The record of an owner contains it, so that free addresses can be counted.
+/// Returns quarantine in milliseconds, number and spans of the addresses that a network may allocate from a pool; the
+/// whole span, if there are many. Owner records contain it, so that free addresses can be counted.
 pub(super) fn window(settings: &Settings, pool: &Pool) -> String {
     let spans: Vec<String> = pool.filter.spans(WINDOW_SPANS_MAX).iter().map(ToString::to_string).collect();
     format!("{} {} {}", settings.quarantine, pool.filter.count(), spans.join(","))
 }
 
-/// Returns a digest of the pools of all sets; empty for one pool. An attachment whose recorded digest differs from that of its
-/// DEL may hold addresses of pools that the configuration no longer has.
+/// Returns a digest of the pools of all sets; empty for one pool. An attachment whose recorded digest differs from the
+/// one at DEL may hold addresses from pools that the configuration no longer has.
 pub(super) fn spread(settings: &Settings) -> String {
     let names = settings.all_pool_names();
     if names.len() < 2 { String::new() } else { hashed("", 16, &names) }
@@ -117,7 +117,7 @@ struct Files {
     owners: File,
 }
 
-/// Content of the store's file and its length when it was opened. Holds the lock.
+/// Content of the store file, and the length when it was opened. Holds the lock.
 #[derive(Debug)]
 struct Bytes(Arc<File>, u64);
 
@@ -279,12 +279,12 @@ impl Store {
         self.file.sync_data()
     }
 
-    /// Returns the path of another file of the store.
+    /// Returns the path of another file in the store.
     fn sibling(&self, name: &str) -> PathBuf {
         self.path.with_file_name(name)
     }
 
-    /// Writes edits, in their order.
+    /// Writes edits, in order.
     pub fn write(&self, edits: &[Edit]) -> Result<(), Error> {
         self.require_readable()?;
         for Edit { offset, bytes, order } in edits {
@@ -318,8 +318,8 @@ impl Store {
         written.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
     }
 
-    /// Longest quarantine, in milliseconds, of the networks that last had an address of a drained block without owners; 0 if
-    /// there is no such block.
+    /// Longest quarantine, in milliseconds, among the networks that last had an address in a drained block without
+    /// owners; 0 if there is no such block.
     pub(super) fn quarantine_of_drained_blocks(&self) -> u64 {
         let mut longest = 0;
         for block in self.addresses.blocks().filter(|block| block.draining) {
@@ -335,7 +335,8 @@ impl Store {
         longest
     }
 
-    /// Quarantine of the network that last had an address, in milliseconds; the default if its record does not have it.
+    /// Quarantine of the network that last had an address, in milliseconds; the default if the record does not contain
+    /// it.
     fn quarantine_of(&self, slot: SlotId) -> u64 {
         let record = self.record_of(slot);
         let window = record.split('\n').nth(WINDOW_LINE).and_then(|window| window.split(' ').next());
@@ -436,7 +437,7 @@ impl StoreFile for Bytes {
     }
 }
 
-/// Returns the offset of a slot's record in the file of owners.
+/// Returns a slot's offset in the owners file.
 fn record_offset(slot: SlotId) -> u64 {
     ((slot.page * SLOTS + slot.slot) * RECORD) as u64
 }

@@ -260,7 +260,7 @@ impl Bundle {
         self.part(&format!("{directory}/{short}"), content)
     }
 
-    /// Adds a part, or its error.
+    /// Adds a part, or the error.
     fn part(&mut self, name: &str, content: Result<Vec<u8>, Failure>) -> std::io::Result<()> {
         match content {
             Ok(content) => {

@@ -4,7 +4,7 @@
 //! - Detaching a pod without attachments succeeds. If an entry of the journal cannot be read, the pod may have some.
 //! - `--forget NETWORK` gives up a network whose DEL fails, after one more attempt.
 //! - The namespace is kept as long as an interface in it could not be detached.
-//! - Without an entry, or if another namespace now has its path, a namespace is deleted only if a killed attach left it.
+//! - A namespace without an entry, or whose path now leads to another one, is deleted only if a killed attach left it.
 
 use clap::Args;
 use npwg::plan::PodIdentity;
@@ -178,8 +178,8 @@ pub(crate) fn operations_on(
     Ok(operations)
 }
 
-/// Removes the namespace that an attach created if it was killed before its first journal entry. Returns the
-/// deleted namespace's path.
+/// Removes the namespace that an attach created if it was killed before the first journal entry. Returns the deleted
+/// namespace's path.
 fn remove_leftover_namespace(
     target: &Target,
     journals: &KnownJournals,

@@ -2,8 +2,7 @@
 //!
 //! - On a node it checks everything; in a pod without capabilities, what the pod can read ([`pod`]).
 //! - It changes nothing. Each finding says what to do. The exit code is 1 if there is a finding.
-//! - An object with an owner tag is orphaned if neither the journal nor the runtime's result cache knows its
-//!   container.
+//! - An object with an owner tag is orphaned if neither the journal nor the runtime's result cache knows the container.
 
 mod agent_health;
 mod kernel;
@@ -89,7 +88,7 @@ pub(crate) struct Arguments {
 struct Finding {
     /// Subject: `configuration`, `journal`, a sandbox, a link.
     what: String,
-    /// Fault, with its place and reason.
+    /// Error text with place and reason.
     why: String,
     /// Hint how to solve it.
     cure: String,
@@ -213,8 +212,7 @@ fn node_findings(weft_cni: &WeftCni, inputs: &Inputs) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding if the last `weft install --command` could not write the program, or its record is
-/// damaged.
+/// Returns a finding if the last `weft install --command` could not write the program, or the record is damaged.
 fn command_finding(configurations: &Path) -> Option<Finding> {
     let record = match record_below(configurations) {
         Ok(record) => record,

@@ -1,7 +1,7 @@
 //! `weft install`: installs weft-cni and, once the default network is ready, the configuration that makes the container
 //! runtime call it. `--remove` removes the configuration again.
 //!
-//! - The configuration is written last, when a pod could be attached: the default network is configured, its plugins
+//! - The configuration is written last, when a pod could be attached: the default network is configured, the plugins
 //!   exist, and with `--status` they report that they are ready.
 //! - The configuration refers to the file of the default network, so later changes of that file take effect.
 //! - Links in the directories are followed inside `--root`, as on the node.
@@ -385,7 +385,7 @@ fn is_certain(
     }
 }
 
-/// Runs STATUS of the default network's plugins. If one of them is a built-in plugin without a file, nothing is run:
+/// Runs STATUS for the default network's plugins. If one of them is a built-in plugin without a file, nothing is run:
 /// built-in plugins need only the kernel.
 fn check_status(network: &Network, bin_dir: &Path) -> Result<(), Error> {
     let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>()?;
@@ -456,7 +456,7 @@ fn validate(plugin: &Value) -> Result<(), Error> {
     NodeConfiguration::read(plugin.to_string().as_bytes(), Flavour::Weft).map(drop)
 }
 
-/// Returns why the runtime would use another file instead of the configuration of weft; `None` if it would not.
+/// Returns why the runtime would use another file instead of weft's configuration; `None` if it would not.
 fn earlier_file(paths: &InstallPaths) -> Result<Option<Failure>, Failure> {
     let InstallPaths { networks, written, .. } = paths;
     let found = first_before(&networks.here, &written.here)

@@ -1,4 +1,4 @@
-//! Pod: its interfaces from the network-status, and the networks that it selects and lacks.
+//! Pod: interfaces from the network-status, and selected networks that are missing there.
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

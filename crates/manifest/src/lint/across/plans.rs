@@ -1,6 +1,6 @@
 //! Plans of the pods in the files: a request that a definition in another file cannot fulfil is found before the pod starts.
 //!
-//! A pod is planned if all of its networks are in the files.
+//! A pod is planned if the files contain all of the selected networks.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::Seen;
 use super::selecting_pod::SelectingPod;
 use crate::lint::{planned::PodPlanner, ranges};
 
-/// Returns the refusals of plans and the requested addresses that no range contains, each with its place.
+/// Returns the refusals of plans and the requested addresses that no range contains, each with the place.
 pub(super) fn refused(
     pods: &[SelectingPod],
     definitions: &BTreeMap<NetworkReference, Definition>,

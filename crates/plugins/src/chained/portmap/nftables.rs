@@ -20,7 +20,8 @@
 //!   (CVE-2019-9946): [`Destinations`].
 //! - Only packets that were forwarded here are masqueraded.
 //! - Networks with other conditions or another mark bit have a separate table.
-//! - The last attachment that requests a port gets it. With its DEL, the port returns to another one that requested it.
+//! - The last attachment that requests a port gets it. When that attachment is deleted, the port returns to another one
+//!   that requested it.
 //!
 //! Source: nft(8); plugins `plugins/meta/portmap/portmap_nftables.go`.
 
@@ -49,7 +50,7 @@ use crate::entries::{self, Entry, EntrySets};
 use crate::interface::masquerade::subnet_chain;
 use crate::iptables::Family;
 
-/// Table of networks without conditions, and prefix of the other tables' names.
+/// Table for networks without conditions, and prefix for the other table names.
 const TABLE: &str = "weft_portmap";
 
 /// Properties that distinguish one table from another, and the destinations of the host.
@@ -61,9 +62,9 @@ pub(super) struct Variant<'a> {
 
 /// Destinations of packets that are addresses of this host.
 ///
-/// Where kube-proxy runs in IPVS mode, the addresses of all Services are local addresses, too. They are on a link of its own, but
-/// nf_tables cannot ask for the link of a local address. So the addresses of the other links are listed. An ADD brings the list
-/// up to date: until the next one, ports are not forwarded for an address that the node got meanwhile.
+/// Where kube-proxy runs in IPVS mode, all Service addresses are local addresses, too. They are on a separate link, but
+/// nf_tables cannot ask which link has a local address. So the addresses on the other links are listed. An ADD brings
+/// the list up to date: until the next one, ports are not forwarded for an address that the node got meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Destinations {
     /// Every local address.
@@ -72,10 +73,10 @@ pub(super) enum Destinations {
     Only(Vec<IpAddr>),
 }
 
-/// Links of kube-proxy and kube-router with the addresses of Services.
+/// Links with Service addresses, made by kube-proxy and kube-router.
 const SERVICE_LINKS: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
-/// Names of the objects of one address family.
+/// Object names for one address family.
 struct Names {
     family: Family,
     addresses: &'static str,
@@ -206,8 +207,8 @@ fn width(verdict: &Verdict) -> u8 {
 
 /// Forwards the ports to the container's addresses, in one transaction.
 ///
-/// An existing entry is replaced, also one of another attachment, which gets it back after DEL. Other entries of the same
-/// attachment are removed.
+/// An existing entry is replaced, even if it belongs to another attachment, which gets it back after DEL. Other entries
+/// for the same attachment are removed.
 pub(super) fn add(
     variant: &Variant<'_>,
     tag: &OwnerTag,
@@ -277,7 +278,7 @@ fn target_chain(masquerade: Masquerade, net: &IpNet) -> String {
 
 // === objects that the entries need ===
 
-/// Chain and its rules.
+/// Chain and rules.
 struct Chain {
     name: String,
     base: Option<BaseChain>,
@@ -421,7 +422,7 @@ fn describe(map: &str, key: &Data) -> String {
     }
 }
 
-/// Returns the protocol and port of an entry in a map of ports.
+/// Returns protocol and port of an entry in a port map.
 fn protocol_and_port(map: &str, key: &Data) -> Option<(Protocol, u16)> {
     let ports = NAMES.iter().any(|names| map == names.ports || map == names.hosts);
     let [.., protocol, _, _, _, high, low, _, _] = key.bytes() else { return None };
@@ -432,13 +433,13 @@ fn protocol_and_port(map: &str, key: &Data) -> Option<(Protocol, u16)> {
 
 // === DEL, GC ===
 
-/// Removes the attachment's entries from all tables; returns their UDP ports.
+/// Removes the attachment's entries from all tables; returns the UDP ports among them.
 pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<u16>, Error> {
     let comment = tag.text(COMMENT_MAX);
     remove_all(|found| found == comment)
 }
 
-/// Removes the entries of attachments of `plugin` and `network` that are not valid any more.
+/// Removes entries for attachments by `plugin` to `network` that are no longer valid.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
     remove_all(entries::is_stale(plugin, network, valid))
 }

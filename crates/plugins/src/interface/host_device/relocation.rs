@@ -7,13 +7,13 @@
 //! - A process in the container can set names, aliases and addresses there. The record on the host decides
 //!   which link is the device and which name and settings it gets back. No other link in the container is
 //!   moved to the host: it would connect the container to the host under a name that the host trusts.
-//! - Without a record, the configuration decides: the link has the alias that the configuration calls
-//!   `device`, and it is hardware, or its parent or peer is on the host.
-//! - When a device moves, the kernel removes its queueing disciplines, filters, neighbours and addresses. XDP
-//!   programs, offloads and further settings stay with it, so the host resets them while the device is down.
-//!   Links that a process in the container created on the device are removed before the device is up.
-//! - The device gets its alias and its state back last. Until then its alias is its name, so an interrupted
-//!   return is completed by the next DEL or GC.
+//! - Without a record, the configuration decides: the link has the alias that the configuration calls `device`, and it
+//!   is hardware, or a parent or peer is on the host.
+//! - When a device moves, the kernel removes queueing disciplines, filters, neighbours and addresses. XDP programs,
+//!   offloads and further settings stay with it, so the host resets them while the device is down. Links that a process
+//!   in the container created on the device are removed before the device is up.
+//! - The device gets alias and state back last. Until then the alias is the device name, so the next DEL or GC
+//!   completes an interrupted return.
 //!
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
 //! (`do_setlink`: first the namespace, then name, alias, and up), `drivers/net/macvlan.c`
@@ -36,7 +36,7 @@ use plugin_support::owner_tag::OwnerTag;
 use super::record::{HostState, Record};
 use super::store::{self, StoredRecord};
 
-/// Link kinds that stay on a device when it changes its namespace.
+/// Link kinds that stay on a device when it moves to another namespace.
 const STAYING_KINDS: [&str; 5] = ["macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 
 /// Moves a device from the host into the container, where it is down.
@@ -55,8 +55,8 @@ pub(super) fn into_container(
     container.rtnl().and_then(|mut inside| inside.link(ifname)).or_refused()
 }
 
-/// Moves an attachment's device back to its place on the host, from the container or from where the kernel
-/// left it. Does nothing if the device is in neither place.
+/// Moves an attachment's device back to the host, from the container or from where the kernel left it. Does nothing if
+/// the device is in neither place.
 ///
 /// `configured` is the device that the configuration names, for a device without a record.
 pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&str>) -> Result<(), Error> {
@@ -114,7 +114,7 @@ impl Inside<'_> {
         Ok(Inside { netns, net: RefCell::new(net) })
     }
 
-    /// Returns the device that a record is about. A killed ADD may not have recorded its new index.
+    /// Returns the device that a record is about. A killed ADD may not have recorded the new index.
     fn find(&self, record: &Record, ifname: &str) -> Result<Option<Link>, Error> {
         let mut net = self.net.borrow_mut();
         match net.link_at(record.index_inside()) {
@@ -174,7 +174,7 @@ pub(super) fn restore(host: &mut Rtnl, links: &[Link], record: &Record) -> Resul
     }
 }
 
-/// Prepares a device to be moved: if it was away before, it gets its name back and its record is removed.
+/// Prepares a device to be moved: if it was away before, the name is restored and the old record removed.
 ///
 /// # Errors
 /// Code 11 if another ADD is moving the device: that ADD's record must stay.
@@ -200,12 +200,11 @@ pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>,
     Ok(host.links().or_refused()?.into_iter().find(is_away))
 }
 
-/// Moves a link from the container to the host and restores its state. Returns false for a link that only
-/// looks like the device; it stays in the container.
+/// Moves a link from the container to the host and restores the saved state. Returns false for a link that only looks
+/// like the device; it stays in the container.
 ///
-/// A virtual link's parent can be read only on the host, and a process in the container may replace the
-/// device before the move. Until the link is verified it is down, and its alias is its name, as after a
-/// return by the kernel.
+/// A virtual link's parent can be read only on the host, and a process in the container may replace the device before
+/// the move. Until the link is verified it stays down, with the name as alias, as after a return by the kernel.
 fn move_to_host(inside: &Inside<'_>, link: &Link, host: &mut Rtnl, record: &Record) -> Result<bool, Error> {
     let name = record.host_state.name.as_str();
     expect_free(host, name, &link.name)?;
@@ -226,7 +225,7 @@ fn move_to_host(inside: &Inside<'_>, link: &Link, host: &mut Rtnl, record: &Reco
     host.move_link(there.index, name, inside.netns, &back).or_refused().map(|()| false)
 }
 
-/// Gives a device on the host its name, its settings, its alias and its state back, in this order.
+/// Restores a device on the host: name, settings, alias and state, in this order.
 fn reset(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
     let HostState { name, up, alias } = &record.host_state;
     let mac = record.mac();
@@ -265,8 +264,8 @@ fn reset(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
         .or_refused()
 }
 
-/// Gives a device on the host its offloads back. A kernel that does not report them did not change them
-/// through netlink.
+/// Restores the offloads of a device on the host. A kernel that does not report them did not change them through
+/// netlink.
 fn reset_offloads(name: &str, record: &Record) -> Result<(), Error> {
     let Ok(now) = ethtool::wanted_features(name) else { return Ok(()) };
     let resets = record.offload_resets(&now);
@@ -289,12 +288,12 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
 pub(super) struct PendingMove {
     tag: OwnerTag,
     standing: LinkSnapshot,
-    /// The record, and its file.
+    /// The record and the open file.
     kept: RefCell<(Record, File)>,
 }
 
 impl PendingMove {
-    /// Reads the device's state and writes its record.
+    /// Reads the device's state and writes a record.
     pub(super) fn of(
         host: &mut Rtnl,
         link: &Link,
@@ -322,7 +321,7 @@ impl PendingMove {
         Ok(())
     }
 
-    /// Returns the device with its addresses and routes. Errors are ignored: the caller returns the original
+    /// Returns the device to the host with addresses and routes. Errors are ignored: the caller returns the original
     /// error.
     pub(super) fn undo(&self, container: &Netns) {
         let PendingMove { tag, standing, kept } = self;

@@ -1,18 +1,18 @@
-//! Rules in the pod's namespace that bind the addresses of an attachment with isolated ingress to its interface.
+//! Rules in the pod's namespace that bind an attachment's addresses to the interface, if ingress is isolated.
 //!
 //! ```text
 //! chain addresses { type filter hook prerouting priority raw
 //!                   ip daddr 10.7.2.5 iifname != "net1" iifname != "lo" drop }
 //! ```
 //!
-//! The kernel accepts a packet for any of its addresses at any interface. So a packet for an isolated address could arrive at
-//! another interface of the pod, where the rules of the attachment do not see it: on another network of the same link, by a
-//! route, or as a frame that names the address. Such packets are dropped.
+//! The kernel accepts a packet for any local address at any interface. So a packet for an isolated address could arrive
+//! at another interface in the pod, where the attachment's rules do not see it: on another network on the same link, by
+//! a route, or as a frame that names the address. Such packets are dropped.
 //!
 //! - IPv4: the kernel would also answer ARP requests for the address at every interface, so that peers that a policy allows
 //!   could send to the wrong one. `arp_ignore` and `arp_announce` of the namespace prevent this. IPv6 needs neither.
-//! - The rules are in the pod wherever the policy rules are, because no other namespace sees all its interfaces.
-//! - Their comment is the id of the attachment.
+//! - The rules are in the pod wherever the policy rules are, because no other namespace sees all interfaces.
+//! - The rule comment is the attachment id.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -33,7 +33,7 @@ use super::VRF;
 use super::identity::{AttachmentId, TABLE};
 use super::place::Place;
 
-/// Base chain of the rules. Their comment is the id of the attachment.
+/// Base chain for the rules. The rule comment is the attachment id.
 pub(super) const CHAIN: &str = "addresses";
 
 /// Before connection tracking and address translation: the rules are about addresses that packets had on the network.
@@ -47,7 +47,7 @@ const RAW: BaseChain = BaseChain {
 /// Link of a namespace for the packets to itself.
 const LOOPBACK: &str = "lo";
 
-/// Parameters of the namespace that limit ARP to the interface of an address, with their values.
+/// Parameters that limit ARP in the namespace to the interface that has the address, with the values.
 const ARP: [(&str, &str); 2] = [("arp_ignore", "1"), ("arp_announce", "2")];
 
 /// Addresses of an attachment, with the links at which packets for them may arrive.
@@ -65,7 +65,7 @@ fn table() -> Table<'static> {
 // === impl BoundAddresses ===
 
 impl BoundAddresses {
-    /// Returns the addresses of an attachment; none if its ingress is not isolated.
+    /// Returns an attachment's addresses; none if ingress is not isolated.
     ///
     /// # Errors
     /// The links of the pod cannot be read.
@@ -123,7 +123,7 @@ impl BoundAddresses {
         self.bind(netns, batch)
     }
 
-    /// Returns the difference between these rules and those of the kernel. `nft` is that of the pod.
+    /// Returns the difference between these rules and the kernel's. `nft` is in the pod.
     pub(super) fn difference(&self, nft: &mut Nft) -> Result<Option<String>, Error> {
         if self.addresses.is_empty() {
             return Ok(None);
@@ -148,7 +148,7 @@ impl BoundAddresses {
 
     /// Commits operations that bind the addresses in the pod's namespace, after `others`, and limits ARP there.
     ///
-    /// The parameters that change are noted before their change, so that a DEL after a kill finds them.
+    /// Parameters are noted before they change, so that a DEL after a kill finds them.
     pub(super) fn bind(&self, netns: &str, mut others: Batch) -> Result<(), cni::Error> {
         self.write(&mut others);
         let netns = Netns::open(Path::new(netns)).or_refused()?;
@@ -162,8 +162,8 @@ impl BoundAddresses {
         bound.and_then(|bound| bound).or_refused().map_err(|error| error.context("network policy"))
     }
 
-    /// Returns the parameters of ARP, in the calling thread's namespace, that limit it and have one of the values `before`. None
-    /// without an IPv4 address.
+    /// Returns the ARP parameters in the calling thread's namespace that limit it and have one of the values `before`.
+    /// None without an IPv4 address.
     pub(super) fn limits(&self, before: &[&str]) -> Vec<Limit> {
         let has_v4 = self.addresses.iter().any(IpAddr::is_ipv4);
         let is_open = |(name, value): &Limit| {
@@ -190,7 +190,7 @@ fn changed(name: &str) -> String {
     format!("{name} was 0")
 }
 
-/// Makes the kernel of the calling thread's namespace answer ARP requests for an address at its own interface only.
+/// Makes the kernel of the calling thread's namespace answer ARP requests only at the interface that has the address.
 ///
 /// `sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`. The rules do not depend on it, so a failure is
 /// logged.
@@ -201,7 +201,7 @@ pub(super) fn limit(limits: &[Limit]) {
     }
 }
 
-/// Undoes the limits of ARP in a pod if no other attachment than these has bound addresses. `nft` is that of the pod.
+/// Undoes the ARP limits in a pod if no other attachment than these has bound addresses. `nft` is in the pod.
 pub(super) fn release_arp(
     nft: &mut Nft,
     chains: &[String],
@@ -260,7 +260,7 @@ pub(super) fn attachments(
     Ok(bound.map(|rule| AttachmentId::read(&rule.comment)).collect())
 }
 
-/// Adds the operations that release the addresses of attachments. `chains` are those of the table.
+/// Adds the operations that release attachments' addresses. `chains` are the ones in the table.
 pub(super) fn discard(
     nft: &mut Nft,
     table: Table<'_>,

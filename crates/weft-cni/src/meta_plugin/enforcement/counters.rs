@@ -1,7 +1,7 @@
-//! Counters of the rules of an attachment.
+//! Counters in an attachment's rules.
 //!
-//! A rule of a policy is several rules of the kernel, one for each kind of peer. Their counters are added up. The rules that
-//! let replies pass come first, so a connection counts with the packets before its first reply.
+//! A policy rule is several kernel rules, one for each kind of peer, so the counters are added up. The rules that let
+//! replies pass come first, so a connection counts with the packets before its first reply.
 
 use std::collections::BTreeMap;
 
@@ -17,16 +17,16 @@ use super::identity::{AttachmentId, TABLE};
 use super::place::Place;
 use super::ruleset::{Decider, decider};
 
-/// Maximum size of the kernel's list of the rules of an attachment in a pod, in bytes. The pod can add rules. A compiled rule is
-/// at most four rules of the kernel in each of two directions, of less than 1 KiB each.
+/// Maximum size of the kernel's list of an attachment's rules in a pod, in bytes. The pod can add rules. A compiled
+/// rule is at most four kernel rules in each direction, each smaller than 1 KiB.
 pub(crate) const LIST_IN_POD_MAX: usize = 8 * COMPILED_RULES_MAX * 1024;
 
-/// Whether the rules of an attachment are in the namespace of its pod, and not on the host.
+/// Whether an attachment's rules are in the pod's namespace, and not on the host.
 pub(crate) fn are_in_pod(rules: &PolicyRules) -> bool {
     Place::recorded(rules).is_in_pod()
 }
 
-/// Returns the counters of the rules of an attachment. `nft` is that of the namespace of the rules: [`are_in_pod`]. `None`
+/// Returns an attachment's rule counters. `nft` must be in the namespace that has the rules: [`are_in_pod`]. `None`
 /// without rules.
 ///
 /// # Errors

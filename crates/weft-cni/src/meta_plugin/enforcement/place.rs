@@ -28,16 +28,16 @@ use crate::plugin_invoker::PluginInvoker;
 /// Families of the tables in the host's namespace.
 pub(super) const HOST_FAMILIES: [Family; 2] = [Family::Inet, Family::Bridge];
 
-/// Plugins whose host end routes: every packet of the pod passes the IP layer of the host.
+/// Plugins whose host end routes: every packet from the pod passes the host's IP layer.
 const ROUTED: [&str; 1] = ["ptp"];
-/// Plugins whose host end is a port of a bridge of the host.
+/// Plugins whose host end is a bridge port on the host.
 const BRIDGED: [&str; 1] = ["bridge"];
 
 /// Module that tracks connections on bridges.
 const MODULE: &str = "nf_conntrack_bridge";
 
-/// Maximum size of the kernel's lists in a pod together, in bytes: the names of chains and sets of all its attachments, which
-/// need a part of the size of its policies.
+/// Maximum total size of the kernel's lists in a pod, in bytes: the names of chains and sets for all attachments, which
+/// need a part of the policies' size.
 const LISTS_IN_POD_MAX: usize = 4 * POD_POLICIES_MAX;
 /// Maximum time in which they are read.
 pub(super) const TIME_IN_POD_MAX: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ pub(super) struct Place {
 // === impl Place ===
 
 impl Place {
-    /// Returns the recorded place of an attachment, or that of entries of earlier releases.
+    /// Returns an attachment's recorded place, or the one that entries from earlier releases imply.
     pub(super) fn of(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<Place, Error> {
         match super::recorded(entry, delegate) {
             Some(rules) => Ok(Place::recorded(rules)),
@@ -63,7 +63,7 @@ impl Place {
         }
     }
 
-    /// Returns the place of a record of the journal.
+    /// Returns the place in a journal record.
     pub(super) fn recorded(rules: &PolicyRules) -> Place {
         let PolicyRules { place, link, id: _, ipv6_peers: _ } = rules;
         Place { kind: *place, link: link.clone() }
@@ -147,7 +147,7 @@ impl Place {
     }
 }
 
-/// Opens nf_tables in the namespace of a pod, which can fill it: its lists are limited.
+/// Opens nf_tables in a pod's namespace. The pod can fill it, so lists are limited.
 fn nft_in_pod(netns: &Netns, bytes_max: usize) -> Result<Nft, Error> {
     netns.nft().map(|nft| nft.within(bytes_max, TIME_IN_POD_MAX)).or_refused()
 }
@@ -169,7 +169,7 @@ fn has_module() -> bool {
     listed.is_ok_and(|listed| listed.contains(MODULE))
 }
 
-/// Commits a rule about tracked connections and its removal in one transaction; only the table stays.
+/// Commits a connection tracking rule and removes it in one transaction; only the table stays.
 fn try_tracking(nft: &mut Nft) -> Result<(), linux::Error> {
     let table = Table::new(Family::Bridge, TABLE);
     if nft.has_chain(table, ARRIVAL)? {

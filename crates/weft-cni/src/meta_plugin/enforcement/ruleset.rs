@@ -1,4 +1,4 @@
-//! Rules of one attachment in the table [`TABLE`].
+//! One attachment's rules in the table [`TABLE`].
 //!
 //! ```text
 //! chain prerouting  { type filter hook prerouting;  iifname vmap @links-in }     map links-in  { net1 : goto ingress-ID }
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! - At a host end the directions are the other way round: packets from the pod arrive there.
-//! - A packet costs one lookup for its interface and, for each rule, one for the peer and one for the port.
-//! - Replies pass by connection tracking, in both directions. On the host, all pods share its table. The chain `tracking`
-//!   keeps packets with the address of another pod out of it ([`guard`]).
-//! - Some rules need the addresses of the attachment, which are known after its ADD: [`Ruleset::with_networks`]. A second
-//!   transaction adds them.
+//! - A packet costs one lookup for the interface and, for each rule, one for the peer and one for the port.
+//! - Replies pass by connection tracking, in both directions. On the host, all pods share the tracking table. The chain
+//!   `tracking` keeps packets with another pod's address out of it ([`guard`]).
+//! - Some rules need the attachment's addresses, which are known only after the ADD: [`Ruleset::with_networks`]. A
+//!   second transaction adds them.
 //! - On a bridge, ARP passes, and other frames than IPv4 and IPv6 pass only if a rule allows all traffic. A frame with one
 //!   VLAN tag is judged by the packet in it.
 
@@ -53,7 +53,7 @@ const NO_RULE: &str = "no rule";
 /// Comment of the rule for packets that a bridge did not judge.
 const PAST_THE_BRIDGE: &str = "frames to reserved addresses";
 
-/// Hook with its base chain and the map from links to chains.
+/// Hook with the base chain and the map from links to chains.
 struct HookChain {
     name: &'static str,
     hook: Hook,
@@ -67,7 +67,7 @@ const HOOKS: [HookChain; 2] = [
     HookChain { name: "postrouting", hook: Hook::Postrouting, map: "links-out", link: Selector::LinkOut },
 ];
 
-/// Maps from links to chains; their entries have owner tags.
+/// Maps from links to chains; the entries have owner tags.
 pub(crate) const LINKS: [&str; 2] = [HOOKS[0].map, HOOKS[1].map];
 
 /// Attachment that rules are about.
@@ -90,7 +90,7 @@ pub(super) enum Leases {
     Dhcp,
 }
 
-/// Rules of one attachment.
+/// Rules for one attachment.
 pub(super) struct Ruleset {
     id: AttachmentId,
     tag: String,
@@ -100,12 +100,12 @@ pub(super) struct Ruleset {
     sets: Vec<OwnSet>,
 }
 
-/// Chain of one direction. Rules have their comments beside them.
+/// Chain for one direction. Each rule has the comment beside it.
 struct DirectionChain {
     name: String,
     hook: &'static HookChain,
     always: Always,
-    /// Rules that exist until the addresses of the attachment are known.
+    /// Rules that exist until the attachment's addresses are known.
     before_addresses: Vec<(Rule, String)>,
     /// Rules that precede the others once the addresses are known.
     with_networks: Vec<(Rule, String)>,
@@ -132,7 +132,7 @@ struct OwnSet {
 // === impl HookChain ===
 
 impl HookChain {
-    /// Adds the operations that create the base chain with its map, unless it is intact.
+    /// Adds the operations that create the base chain and the map, unless they are intact.
     fn write(&self, table: Table<'_>, family: Family, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let HookChain { name, hook, map, link } = self;
         let chain = base(family, *hook);
@@ -148,7 +148,7 @@ impl HookChain {
 // === impl Ruleset ===
 
 impl Ruleset {
-    /// Returns the rules of an attachment.
+    /// Returns an attachment's rules.
     pub(super) fn new(target: &Target, policy: &AttachmentPolicy) -> Ruleset {
         let Target { id, tag, place, leases, ipv6_peers } = target;
         let family = place.family();
@@ -179,7 +179,7 @@ impl Ruleset {
         Ruleset { id: id.clone(), tag: tag.clone(), family, link: place.link().to_owned(), chains, sets }
     }
 
-    /// Adds the rules that need the on-link networks of the attachment.
+    /// Adds the rules that need the attachment's on-link networks.
     pub(super) fn with_networks(mut self, networks: &[IpNet]) -> Ruleset {
         for chain in &mut self.chains {
             chain.with_networks = chain.always.with_networks(networks);
@@ -212,8 +212,8 @@ impl Ruleset {
         }
     }
 
-    /// Drops packets that arrive at the port itself: a bridge passes frames to addresses that IEEE 802.1D reserves to the IP
-    /// layer, past its own hooks.
+    /// Drops packets that arrive at the port itself: frames to addresses that IEEE 802.1D reserves reach the IP layer
+    /// without passing the bridge hooks.
     fn write_past_the_bridge(&self, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let Ruleset { id, tag, family: _, link, chains, sets: _ } = self;
         let [arrival, _] = &HOOKS;
@@ -230,7 +230,7 @@ impl Ruleset {
         batch.add_elements(table, arrival.map, &[entry]);
     }
 
-    /// Adds the operations that put the rules in force that need the addresses of the attachment, after [`Ruleset::write`]
+    /// Adds the operations that put the rules in force that need the attachment's addresses, after [`Ruleset::write`]
     /// without them. On the host, replies pass from then on.
     pub(super) fn attach(&self, batch: &mut Batch) {
         let table = Table::new(self.family, TABLE);
@@ -249,8 +249,8 @@ impl Ruleset {
         }
     }
 
-    /// Adds the operations that keep packets with forged addresses out of the host's connection tracking. `links` are those of
-    /// the host on which packets of the attachment's addresses arrive.
+    /// Adds the operations that keep packets with forged addresses out of the host's connection tracking. `links` are
+    /// the host links on which packets from the attachment's addresses arrive.
     pub(super) fn guard(
         &self,
         links: &[&str],
@@ -264,7 +264,7 @@ impl Ruleset {
         }
     }
 
-    /// Returns the protection of the addresses, for each table that has it.
+    /// Returns the address protection, for each table that has it.
     fn guards<'a>(
         &'a self,
         links: &'a [&'a str],
@@ -290,7 +290,7 @@ impl Ruleset {
         families.map(|family| (family, guard(family))).collect()
     }
 
-    /// Returns the first part of the protection of the addresses that the host lacks.
+    /// Returns the first part of the address protection that the host lacks.
     pub(super) fn guard_difference(
         &self,
         nft: &mut Nft,
@@ -306,8 +306,8 @@ impl Ruleset {
         Ok(None)
     }
 
-    /// Returns the maximum size of the kernel's lists of these rules, in bytes. The rest of a namespace may have some more: old
-    /// kernels list the rules of other chains, too.
+    /// Returns the maximum size of the kernel's lists for these rules, in bytes. The rest of a namespace may have some
+    /// more: old kernels list the rules in other chains, too.
     pub(super) fn lists_max(&self) -> usize {
         const OTHERS: usize = 1 << 20;
         const RULE: usize = 1 << 10;
@@ -353,7 +353,7 @@ impl Ruleset {
 // === impl DirectionChain ===
 
 impl DirectionChain {
-    /// Returns the rules in their order.
+    /// Returns the rules in order.
     fn all(&self, phase: Phase) -> impl Iterator<Item = &(Rule, String)> {
         let first = match phase {
             Phase::BeforeAddresses => &self.before_addresses,
@@ -363,7 +363,7 @@ impl DirectionChain {
     }
 }
 
-/// Returns the first difference between the kernel's chain of a direction and one whose rules have these comments.
+/// Returns the first difference between the kernel's chain for a direction and one whose rules have these comments.
 fn chain_difference(
     nft: &mut Nft,
     table: Table<'_>,
@@ -393,7 +393,7 @@ fn chain_difference(
     Ok(None)
 }
 
-/// Writer of the rules of one direction.
+/// Writer of one direction's rules.
 struct RuleWriter<'a> {
     id: &'a AttachmentId,
     family: Family,
@@ -412,7 +412,7 @@ impl RuleWriter<'_> {
         self.rules.push((rule, comment));
     }
 
-    /// Adds a rule of a policy: one rule of the kernel for each family and kind of peers.
+    /// Adds a policy rule: one kernel rule for each family and kind of peer.
     fn rule(&mut self, index: usize, rule: &CompiledRule) {
         let CompiledRule { policy, rule, peers, ports } = rule;
         let comment = comment(index, policy, *rule);
@@ -453,10 +453,10 @@ impl RuleWriter<'_> {
         }
     }
 
-    /// Returns the elements of a rule's set of peers; `None` if the rule needs no set of this family.
+    /// Returns the elements in a rule's peer set; `None` if the rule needs no set for this family.
     ///
-    /// Most networks have IPv4 alone, and each set takes time of every ADD. So a set for IPv6 begins with its first address.
-    /// It stays after its last one: to remove it, and to create it again with the next one, would write all rules twice.
+    /// Most networks have only IPv4, and each set makes every ADD slower. So an IPv6 set is created with the first IPv6
+    /// address. It stays when the last one goes, because removing it and creating it again would write all rules twice.
     fn peers(&self, name: &str, is_v4: bool) -> Option<Vec<Element>> {
         let addresses = self.policy.sets.get(name).into_iter().flatten();
         let of_family = addresses.filter(|address| address.is_ipv4() == is_v4);
@@ -464,7 +464,7 @@ impl RuleWriter<'_> {
         (is_v4 || !elements.is_empty() || self.ipv6_peers.contains(name)).then_some(elements)
     }
 
-    /// Returns the condition on the ports of a rule. Several ranges of ports need a set, which is added.
+    /// Returns the port condition for a rule. Several port ranges need a set, which is added.
     fn ports(&mut self, index: usize, ports: &[PortRange]) -> PortMatch {
         match ports {
             [] => return PortMatch::Any,
@@ -521,19 +521,20 @@ impl RuleWriter<'_> {
     }
 }
 
-/// Condition on the peers of a rule. A single network needs no set, which would take most of the time of the rule's commit.
+/// Condition on a rule's peers. A single network needs no set, which would take most of the time when the rule is
+/// committed.
 #[derive(Clone, Copy)]
 enum PeerMatch<'a> {
-    /// Name of a set, and whether it is of IPv4.
+    /// Set name, and whether it is for IPv4.
     Set(&'a str, bool),
     Network(IpNet),
 }
 
-/// Condition on the ports of a rule.
+/// Condition on a rule's ports.
 enum PortMatch {
     Any,
     Range(PortRange),
-    /// Name of a set.
+    /// Set name.
     Set(String),
 }
 
@@ -549,8 +550,8 @@ fn only_network(ranges: &[&AddressRange]) -> Option<IpNet> {
     (network.network() == *first && network.broadcast() == *last).then_some(network)
 }
 
-/// Returns a base chain. On a bridge it follows connection tracking and precedes `br_netfilter`, which skips chains of its
-/// own priority.
+/// Returns a base chain. On a bridge it follows connection tracking and precedes `br_netfilter`, which skips chains
+/// with the same priority.
 fn base(family: Family, hook: Hook) -> BaseChain {
     let priority = if family == Family::Bridge { priority::MANGLE } else { priority::FILTER };
     BaseChain { chain_type: ChainType::Filter, hook, priority, policy: Policy::Accept }
@@ -559,7 +560,7 @@ fn base(family: Family, hook: Hook) -> BaseChain {
 /// Part of the policies that decides about packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decider {
-    /// A compiled rule, by its index.
+    /// A compiled rule, by index.
     Rule(usize),
     /// No rule allows the packets.
     NoRule,
@@ -574,7 +575,7 @@ pub(super) fn decider(comment: &str) -> Option<Decider> {
     index.parse().ok().filter(|index| *index < COMPILED_RULES_MAX).map(Decider::Rule)
 }
 
-/// Returns the comment of a rule: its index, and the beginning of the policy's name, which `nft list` shows.
+/// Returns a rule comment: the index, and the beginning of the policy name, which `nft list` shows.
 fn comment(index: usize, policy: &str, rule: usize) -> String {
     const NAME_MAX: usize = 96;
     let name: String = policy.chars().take(NAME_MAX).collect();
@@ -597,7 +598,8 @@ pub(super) fn number(protocol: Protocol) -> u8 {
     transport(protocol).number()
 }
 
-/// Removes the rules of other attachments to which the interface of `target` leads packets: those of an earlier attachment.
+/// Removes other attachments' rules to which the interface of `target` leads packets, that is, rules that an earlier
+/// attachment left.
 ///
 /// # Errors
 /// Those of listing and of the commit.
@@ -640,7 +642,7 @@ pub(super) fn attachments(nft: &mut Nft, family: Family) -> Result<BTreeSet<Atta
     Ok(found)
 }
 
-/// Adds the operations that remove the chains, sets and map entries of attachments.
+/// Adds the operations that remove attachments' chains, sets and map entries.
 pub(super) fn discard(
     nft: &mut Nft,
     family: Family,

@@ -1,10 +1,10 @@
-//! Network policies of a running pod: replacement by other ones, and restoration of rules that were changed.
+//! Network policies for a running pod: replacement by new ones, and restoration of rules that were changed.
 //!
 //! - The caller holds the lock of the sandbox, and the journal says that the rules are being updated.
 //! - The rules of one attachment are replaced in one transaction.
-//! - Tracked connections that the new rules forbid are removed after it. Their next packet is a new connection.
-//! - The table in a pod's namespace belongs to the pod alone. It is written again as a whole where a process of the pod has
-//!   changed it in a way that the rules of one attachment cannot repair.
+//! - Tracked connections that the new rules forbid are removed after it. The next packet then starts a new connection.
+//! - The table in a pod's namespace belongs to the pod alone. It is written again as a whole if a process in the pod
+//!   has changed it in a way that one attachment's rules cannot repair.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -72,7 +72,7 @@ pub(in super::super) fn update(
     forget_forbidden(&target, entry, &result, policy)
 }
 
-/// Chooses and records the place of the rules of an attachment that never had a policy.
+/// Chooses and records where an attachment that never had a policy gets rules.
 ///
 /// # Errors
 /// The configuration of the network is invalid.
@@ -86,8 +86,8 @@ pub(in super::super) fn assign_running(
     if has_rules { Ok(()) } else { assign_one(directory, invoker, entry, index) }
 }
 
-/// Protects the addresses on the host, and ends their tracked connections: other pods may have caused some. A connection that
-/// continues is tracked again.
+/// Protects the addresses on the host, and ends tracked connections, because other pods may have caused some. A
+/// connection that continues is tracked again.
 fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error> {
     let (links, guarded) = guarded(result);
     ruleset.replace_guard(nft, &links, &guarded).or_refused()?;
@@ -98,14 +98,13 @@ fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error
     result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused())
 }
 
-/// Returns the first part of the protection of an attachment's addresses that the host lacks.
+/// Returns the first part of an attachment's address protection that the host lacks.
 fn guard_difference(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<Option<String>, Error> {
     let (links, guarded) = guarded(result);
     ruleset.guard_difference(nft, &links, &guarded, place::bridges_track).or_refused()
 }
 
-/// Returns the first difference between the rules of an attachment and the kernel's, the protection of its addresses
-/// included.
+/// Returns the first difference between an attachment's rules and the kernel's, including the address protection.
 ///
 /// # Errors
 /// The kernel's rules cannot be read.
@@ -147,9 +146,9 @@ pub(in super::super) fn difference(
     }
 }
 
-/// Writes the rules of an attachment again. Those in the pod's namespace are written for all attachments, in place of
-/// everything else in the table. Then removes the tracked connections that the rules forbid: without the rules, others may
-/// have begun.
+/// Writes an attachment's rules again. In the pod's namespace, the rules for all attachments are written, in place of
+/// everything else in the table. Then removes the tracked connections that the rules forbid: without the rules, others
+/// may have begun.
 ///
 /// # Errors
 /// The rules may be in force, and forbidden connections may continue.
@@ -205,7 +204,7 @@ pub(in super::super) fn kept_ipv6_peers(
     rules.ipv6_peers.iter().cloned().chain(with).collect()
 }
 
-/// Whether the sets of a policy have every peer of the sets of `known`.
+/// Whether a policy's sets have every peer that the sets in `known` have.
 fn has_all_peers_of(policy: &AttachmentPolicy, known: &AttachmentPolicy) -> bool {
     known.sets.iter().all(|(name, peers)| {
         let now: BTreeSet<&IpAddr> = policy.sets.get(name).into_iter().flatten().collect();
@@ -213,7 +212,7 @@ fn has_all_peers_of(policy: &AttachmentPolicy, known: &AttachmentPolicy) -> bool
     })
 }
 
-/// Returns the result of the ADD of an attached network; an empty one if it is not attached.
+/// Returns the ADD result for an attached network; an empty one if it is not attached.
 fn result_of_attached(entry: &Entry, delegate: &Delegate) -> Result<Success, Error> {
     let is_meant = |(known, attachment): (&Delegate, &Attachment)| {
         attachment.state == State::Attached
@@ -253,8 +252,8 @@ fn lift(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<(
     withdraw_on_host(&mut Nft::open().or_refused()?, &ids)
 }
 
-/// Writes the table in the pod's namespace again, with the rules of all its attachments, in one transaction. It reads nothing
-/// in the namespace, which a process in the pod may have filled.
+/// Writes the table in the pod's namespace again, with the rules for all attachments, in one transaction. It reads
+/// nothing in the namespace, which a process in the pod may have filled.
 fn rewrite(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
     let mut batch = Batch::new();
     let in_pod = Place::in_pod("");
@@ -286,7 +285,7 @@ fn rewrite(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
     netns.run(|| bound_addresses::limit(&limits)).or_refused()
 }
 
-/// Removes the tracked connections of an attachment that its policies forbid.
+/// Removes an attachment's tracked connections that the policies forbid.
 fn forget_forbidden(
     target: &Target,
     entry: &Entry,
@@ -320,9 +319,9 @@ fn forget_forbidden(
     }
 }
 
-/// Whether the policies of the attachment with the address `own` forbid a connection. Both hooks of the IP layer see the
-/// destination after its translation, and the source before it. A port of a bridge sees packets before the host translates
-/// them if they leave the pod, and afterwards if they arrive.
+/// Whether the policies for the attachment with the address `own` forbid a connection. Both IP layer hooks see the
+/// translated destination and the original source. A bridge port sees packets that leave the pod before the host
+/// translates them, and those that arrive after it.
 fn is_forbidden(policy: &AttachmentPolicy, place: &Place, own: IpAddr, flow: &Flow) -> bool {
     let Flow { original, reply } = flow;
     let is_bridge = place.family() == Family::Bridge;

@@ -1,4 +1,4 @@
-//! Objects of a cluster that decide about a connection: its pods, and the policies and labels of their namespaces.
+//! Cluster objects that decide about a connection: the pods, and the policies and labels in the pods' namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -27,15 +27,15 @@ use crate::pod_name::PodName;
 /// Number of objects in one response of the API server.
 const PAGE: u32 = 500;
 
-/// Objects of a cluster, with the addresses that its controller wrote: the agents enforce these.
+/// Cluster objects, and the addresses that the policy controller wrote, which the agents enforce.
 pub(super) struct ClusterObjects {
     pub(super) collection: Collection,
-    /// Addresses of the peers of each policy with a current address set.
+    /// Peer addresses for each policy with a current address set.
     pub(super) addresses: BTreeMap<String, PolicyAddresses>,
 }
 
-/// Reads the pods, those with one of the addresses, and the policies and labels of their namespaces. Pods that do not exist are
-/// left out.
+/// Reads the pods, those with one of the addresses, and the policies and labels in those namespaces. Pods that do not
+/// exist are left out.
 pub(super) fn read(
     access: &ClusterAccess,
     pods: &[PodName],

@@ -68,7 +68,7 @@ struct Document<'a> {
     verdict: &'a Verdict,
     /// Policies that cannot be read; each denies what it selects.
     invalid: Vec<Invalid>,
-    /// Policies of the ends for which the cluster's controller has not written the addresses of the other end.
+    /// Policies at either end for which the cluster's controller has not written the other end's addresses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<String>,
 }
@@ -95,7 +95,7 @@ enum End {
 /// Objects that decide about a connection.
 struct Objects {
     all: Collection,
-    /// Addresses of the peers of each policy: in a cluster those that its controller wrote.
+    /// Peer addresses for each policy: in a cluster, the ones that the policy controller wrote.
     addresses: BTreeMap<String, PolicyAddresses>,
     /// Where the objects are from, for a message.
     source: &'static str,
@@ -152,7 +152,7 @@ pub(super) fn run(
     }
 }
 
-/// Whether a policy selects the end `own`, and its sets lack addresses of a pod that is a peer by its labels.
+/// Whether a policy selects the end `own`, and the sets lack addresses of a pod that is a peer by label.
 fn lacks_peer(
     policy: &NetworkPolicy,
     addresses: &BTreeMap<String, PolicyAddresses>,
@@ -225,7 +225,8 @@ fn decisions(text: &mut String, indent: &str, [source, destination]: [(&Party<'_
     }
 }
 
-/// Returns the objects of the manifests, or without files those of a cluster. `addresses` are those of ends that are pods.
+/// Returns the objects in the manifests, or without files those in a cluster. `wanted` are the ends given as addresses,
+/// which pods may have.
 fn objects(
     inputs: &Inputs,
     access: &ClusterAccess,
@@ -301,8 +302,8 @@ impl EndName {
 // === impl End ===
 
 impl End {
-    /// Finds the pod and its attachment to the network. `source` is the place where the pod should be. An address that a pod has
-    /// on the network is that pod's, whose policies apply.
+    /// Finds the pod and the attachment to the network. `source` is the place where the pod should be. An address that
+    /// a pod has on the network stands for that pod, whose policies apply.
     fn find(all: &Collection, name: &EndName, network: &str, source: &str) -> Result<End, Failure> {
         let pod = match name {
             EndName::Address(address) => return Ok(End::with_address(all, *address, network)),

@@ -1,8 +1,8 @@
 //! `weft import multus`: imports the sandboxes of Multus into the journal, so that weft takes them down, and converts the
 //! configuration of Multus.
 //!
-//! - Nothing is written without `--apply`. Files of Multus are never changed; with `--apply` its configuration is saved
-//!   below the journal, and with `--remove` then removed from the directory of the runtime, whatever its name is.
+//! - Nothing is written without `--apply`. Multus files are never changed; with `--apply` the Multus configuration is
+//!   saved below the journal, and with `--remove` then removed from the runtime's directory, whatever the file name is.
 //! - The configuration is not removed while a sandbox could not be imported.
 //! - An existing journal entry is never replaced, so the command can be repeated for later pods.
 //! - Sandboxes and fields that cannot be imported are named, and make the exit code 1.
@@ -131,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Returns a note about sandboxes with addresses of whereabouts, or the fault that their DEL could not release them.
+/// Returns a note about sandboxes with whereabouts addresses, or the error that DEL could not release them.
 fn whereabouts_note(entries: &[Entry], directories: &str) -> Option<Result<String, String>> {
     let is_used = |entry: &&Entry| {
         entry.plan.delegates.iter().any(|delegate| whereabouts_program::is_used_by(&delegate.config))

@@ -2,10 +2,11 @@
 //!
 //! - The file is written under a temporary name and renamed, and is never in the plugin directory, where a runtime would call
 //!   it as a plugin.
-//! - A record beside the configurations has the path and the SHA-256 of each installed file. Only such a file is replaced or
-//!   removed. A damaged record is never replaced, because its files would be lost: nothing is installed or removed.
-//! - A node without a writable directory gets its networks nevertheless: the failure is a line of the output, and of `weft
-//!   doctor`, which reads it from the record.
+//! - A record beside the configurations has the path and the SHA-256 of each installed file. Only such a file is
+//!   replaced or removed. A damaged record is never replaced, because the files in it would be forgotten: nothing is
+//!   installed or removed.
+//! - A node without a writable directory still gets networks: the failure is a line of the output, and of
+//!   `weft doctor`, which reads it from the record.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
@@ -40,7 +41,7 @@ pub(crate) const REPAIR: &str =
 /// This program.
 const OWN: &str = "/proc/self/exe";
 
-/// Program on the node, with its record.
+/// Program on the node, and the record.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
     program: NodePath,
@@ -127,7 +128,7 @@ impl Command {
         Some(recorded.map_or_else(|error| error, |()| line))
     }
 
-    /// Copies this program to its path unless it is there. Returns whether it was written.
+    /// Copies this program to the path unless it is there. Returns whether it was written.
     ///
     /// The record has the old and the new file before the change, so that a killed command leaves no unknown file.
     fn copy(&self, known: &mut CommandRecord) -> io::Result<bool> {

@@ -1,4 +1,4 @@
-//! Selection of the default network among the files of the runtime's directory.
+//! Selects the default network among the files in the runtime's directory.
 //!
 //! - A meta-plugin, weft or another one, is never the default network, and neither is a list of `loopback` alone: runtimes
 //!   ship such a list, and call `loopback` themselves.
@@ -59,7 +59,7 @@ pub(super) fn is_multus(network: &Network) -> bool {
     first.is_some_and(|name| name.as_str().starts_with("multus"))
 }
 
-/// Whether no pod can have this as its only network.
+/// Whether no pod can have this as the only network.
 pub(super) fn is_no_network(network: &Network) -> bool {
     matches!(role(Path::new(""), network), Role::MetaPlugin | Role::Loopback)
 }

@@ -34,7 +34,7 @@ pub(super) fn report(arguments: &Arguments) -> Result<(), Failure> {
     failure.map_or(Ok(()), Err)
 }
 
-/// Returns a line for each file of the runtime, and for each plugin of the default network.
+/// Returns a line for each runtime file, and for each plugin in the default network.
 fn found(arguments: &Arguments, paths: &InstallPaths, weft_cni: &WeftCni) -> Result<Vec<String>, Failure> {
     let InstallPaths { networks, plugins, .. } = paths;
     let directory = paths.directory()?;

@@ -1,9 +1,9 @@
-//! Packets that pass under every policy: replies, and the protocols that give the attachment its neighbours and
-//! addresses. A rule matches what such a protocol sends to its link, and nothing that a router forwards.
+//! Packets that pass under every policy: replies, and the protocols by which the attachment gets neighbours and
+//! addresses. A rule matches what such a protocol sends to the link, and nothing that a router forwards.
 //!
-//! - Neighbour discovery has hop limit 255, code 0, no extension headers and at most 64 bytes. A pod sends 133, 135 and 136 to
-//!   groups of the link and link-local addresses, and 135 and 136 to on-link neighbours. It receives 135 and 136, and router
-//!   advertisements (134, of any length) from link-local addresses.
+//! - Neighbour discovery has hop limit 255, code 0, no extension headers and at most 64 bytes. A pod sends 133, 135 and
+//!   136 to link groups and link-local addresses, and 135 and 136 to on-link neighbours. It receives 135 and 136, and
+//!   router advertisements (134, of any length) from link-local addresses.
 //! - Messages about multicast have hop limit 1, a group as destination and a link-local source; reports (131, 132, 143) also
 //!   `::`. A pod receives queries (130).
 //! - DHCPv4 is broadcast, or exchanged with an on-link server; DHCPv6 has link-local sources.
@@ -11,8 +11,8 @@
 //!
 //! A packet with hop limit 255 was not forwarded, but the first router may forward it. So what is sent to a neighbour's
 //! address is limited to what needs no router:
-//! - On the host, to the networks of the attachment. They are known after its ADD.
-//! - In the pod, to what its kernel sends. Its processes have no part in the content of these packets.
+//! - On the host, to the attachment's networks, which are known after the ADD.
+//! - In the pod, to packets that the pod's kernel sends. Processes cannot influence the content of these packets.
 //!
 //! Source: RFC 4861 sections 4 and 7.1, RFC 2710, RFC 3590, RFC 3810, RFC 6980, RFC 2131 section 4.4, RFC 8415 section 14.
 
@@ -25,14 +25,14 @@ use npwg::network_policy::Direction;
 use super::super::identity::TABLE;
 use super::{Leases, NO_RULE, REPLIES};
 
-/// Maximum length of a message of neighbour discovery behind the IPv6 header. The longest are 56 bytes, on InfiniBand.
+/// Maximum length of a neighbour discovery message after the IPv6 header. The longest have 56 bytes, on InfiniBand.
 const NEIGHBOUR_MAX: u16 = 64;
 
 /// Ports of DHCP clients and servers.
 const DHCP4: (u16, u16) = (68, 67);
 const DHCP6: (u16, u16) = (546, 547);
 
-/// Group of all DHCPv6 servers and relays of a link.
+/// Group of all DHCPv6 servers and relays on a link.
 const DHCP6_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 
 const NEIGHBOURS: &str = "neighbour discovery";
@@ -40,10 +40,10 @@ const ROUTERS: &str = "router advertisements";
 const REPORTS: &str = "multicast reports";
 const QUERIES: &str = "multicast queries";
 
-/// Rule with its comment.
+/// Rule and comment.
 type Commented = (Rule, String);
 
-/// Writer of the rules of one direction.
+/// Writer of one direction's rules.
 pub(super) struct Always {
     pub(super) family: Family,
     pub(super) direction: Direction,
@@ -51,7 +51,7 @@ pub(super) struct Always {
     pub(super) leases: Leases,
 }
 
-/// Returns a network of IPv6: all groups of the link, all groups, all link-local addresses, or `::`.
+/// Returns an IPv6 network: all groups on the link, all groups, all link-local addresses, or `::`.
 fn ip6(first: u16, second: u16, prefix_len: u8) -> IpNet {
     let address = IpAddr::from([first, 0, 0, 0, 0, 0, 0, second]);
     IpNet::new(address, prefix_len).unwrap_or_else(|_| IpNet::from(address))
@@ -146,8 +146,8 @@ impl Always {
         receives.then(|| self.named("DHCPv4", |rule| self.ports(rule, DHCP4))).into_iter().collect()
     }
 
-    /// Returns the rules that precede all others once the on-link networks of the attachment are known. On a bridge, an
-    /// attachment without IPv6 addresses of IPAM may have some that a router advertises, of any network.
+    /// Returns the rules that precede all others once the attachment's on-link networks are known. On a bridge, an
+    /// attachment without IPv6 addresses from IPAM may have some that a router advertises, in any network.
     pub(super) fn with_networks(&self, networks: &[IpNet]) -> Vec<Commented> {
         let mut rules = Vec::new();
         let of =

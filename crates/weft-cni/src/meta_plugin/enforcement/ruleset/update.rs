@@ -2,8 +2,8 @@
 //!
 //! - Chains and sets have the same names before and after, so a packet sees the old or the new rules. At the moment of the
 //!   commit the kernel may look up new content for an old rule (docs/design/policy.md, "Running pods").
-//! - If only the content of sets differs, no rule is written: counters keep their values, and the cost depends on the number
-//!   of changed addresses.
+//! - If only set contents differ, no rule is written: counters keep the values, and the cost depends on the number of
+//!   changed addresses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ use super::{HOOKS, HookChain, Phase, Ruleset, TABLE, guard};
 // === impl Ruleset ===
 
 impl Ruleset {
-    /// Replaces the rules of an attachment by these. `known` are the rules in force, if they are known and differ from these
-    /// in the content of sets only. Returns whether only their content was changed.
+    /// Replaces an attachment's rules by these. `known` are the rules in force, if they are known and differ from these
+    /// only in set contents. Returns whether only contents were changed.
     ///
     /// # Errors
     /// Nothing was changed.
@@ -50,7 +50,7 @@ impl Ruleset {
         if place.is_in_pod() { write(base_chains::unknown) } else { retried(write) }
     }
 
-    /// Replaces the protection of the addresses on the host by that of these rules. It is in force before replies pass by them.
+    /// Replaces the address protection on the host by that for these rules. It is in force before replies pass by them.
     pub(in super::super) fn replace_guard(
         &self,
         nft: &mut Nft,
@@ -71,12 +71,12 @@ impl Ruleset {
         })
     }
 
-    /// Whether both have the same sets, whatever their content.
+    /// Whether both have the same sets, whatever the contents.
     fn has_sets_of(&self, known: &Ruleset) -> bool {
         self.sets.iter().map(|set| &set.name).eq(known.sets.iter().map(|set| &set.name))
     }
 
-    /// Returns the operations that give the sets of `known` rules the content of these.
+    /// Returns the operations that give the sets in `known` these contents.
     fn set_changes(&self, known: &Ruleset) -> Batch {
         let table = Table::new(self.family, TABLE);
         let mut batch = Batch::new();

@@ -1,10 +1,10 @@
-//! Configuration of Multus, and its conversion into an equivalent configuration of weft.
+//! Multus configuration, and conversion into an equivalent weft configuration.
 //!
-//! - Every option keeps its meaning. Where the default of weft differs, the value of Multus is written out.
+//! - Every option keeps the same meaning. If weft has a different default, Multus's value is written out.
 //! - Options of the Multus daemon, and unknown options, which Multus ignores too, are left out and named.
-//! - Multus copies the default network of the node into `delegates`. The result names its file in `clusterNetwork`
-//!   instead, because each node has its own.
-//! - Paths of a daemon configuration that begin with `/host` (its container's mount of the node) are converted.
+//! - Multus copies the node's default network into `delegates`. The result names that file in `clusterNetwork` instead,
+//!   because every node has a different one.
+//! - Paths of a daemon configuration that begin with `/host` (the node's file system in the container) are converted.
 //!
 //! Source: Multus `pkg/types/types.go`, `pkg/server/config/generator.go`, `deployments/`.
 
@@ -25,14 +25,14 @@ use super::saved_files::{SavedFiles, is_of_multus};
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::failure::Failure;
 
-/// Default directory of the state of Multus.
+/// Default directory for Multus state.
 const CNI_DIR: &str = "/var/lib/cni/multus";
-/// Mount of the node's file system in the container of the daemon.
+/// Mount point of the node's file system in the daemon container.
 const MOUNTED: &str = "/host";
 /// Capability with which the runtime passes the annotations of a pod.
 const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
-/// Options of the Multus daemon and of its credentials.
+/// Options for the Multus daemon and credentials.
 const MULTUS_ONLY_OPTIONS: &[&str] = &[
     "chrootDir",
     "cniConfigDir",
@@ -54,7 +54,7 @@ const OLDEST_VERSION: Version = Version::V1_0_0;
 /// Options whose paths may be those of the daemon's container.
 const PATHS: &[&str] = &["binDir", "clusterNetwork", "confDir", "readinessindicatorfile"];
 
-/// Configuration of Multus with its conversion.
+/// Multus configuration and the converted one.
 #[derive(Debug)]
 pub(super) struct Configuration {
     /// Network name.
@@ -63,7 +63,7 @@ pub(super) struct Configuration {
     pub(super) style: StatusStyle,
     /// Plugin directory.
     pub(super) bin_dir: String,
-    /// Directory of the state of Multus.
+    /// Directory with the Multus state.
     pub(super) cni_dir: PathBuf,
     /// Configuration list for weft.
     pub(super) text: String,
@@ -120,7 +120,7 @@ impl Configuration {
     }
 }
 
-/// Returns the first configuration of Multus in the directory of the runtime, else the saved one.
+/// Returns the first Multus configuration in the runtime's directory, else the saved one.
 fn first(conf_dir: &Path, saved: &SavedFiles) -> Result<(PathBuf, Network), Failure> {
     for directory in [conf_dir, saved.directory()] {
         let directory = Directory::read(directory)?;
@@ -137,7 +137,7 @@ fn first(conf_dir: &Path, saved: &SavedFiles) -> Result<(PathBuf, Network), Fail
         .next("name it with --config"))
 }
 
-/// Overwrites options of the plugin with those of the daemon configuration.
+/// Overwrites plugin options with those in the daemon configuration.
 fn overlay(plugin: &mut Object, daemon: &Path) -> Result<(), Error> {
     let step = daemon.display();
     let bytes = std::fs::read(daemon).map_err(|cause| Error::io(format_args!("read {step}"), cause))?;
@@ -150,7 +150,7 @@ fn overlay(plugin: &mut Object, daemon: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Converts the options of the plugin to those of weft.
+/// Converts plugin options to weft options.
 fn translate(plugin: &mut Object, notes: &mut Vec<String>) -> Result<(), Error> {
     for key in MULTUS_ONLY_OPTIONS.iter().filter(|key| plugin.contains(key)) {
         notes.push(format!("{key} is left out: weft does not need it"));
@@ -205,8 +205,8 @@ fn remove_unknown_options(plugin: &mut Object) -> Vec<String> {
     lines
 }
 
-/// Replaces `delegates` by the file of the default network. Multus copies that file into its own configuration, and the
-/// file contains the pod subnet of one node, so a configuration for all nodes must not contain the copy.
+/// Replaces `delegates` by the file of the default network. Multus copies that file into the Multus configuration, and
+/// the file contains one node's pod subnet, so a configuration for all nodes must not contain the copy.
 fn refer_to_default_network(
     plugin: &mut Object,
     conf_dir: &Path,

@@ -1,7 +1,7 @@
 //! State of Multus, converted into journal entries.
 //!
 //! Multus keeps the delegates of a sandbox, in order, in `CNIDIR/CONTAINER_ID`. libcni caches each attachment in
-//! `CNIDIR/results/`: its configuration as executed, its arguments and its result.
+//! `CNIDIR/results/`: configuration as executed, arguments and result.
 //!
 //! - The cached configuration takes precedence over the planned one.
 //! - An attachment that only the cache has was added to the running pod. It is taken down with the pod.
@@ -181,7 +181,7 @@ fn attachment(result: Option<Attached>) -> Attachment {
     Attachment { state, result: result.map(|attached| attached.raw), ..Attachment::default() }
 }
 
-/// Returns the interface of the default network: that of its cached attachment, else `eth0`.
+/// Returns the default network's interface: the one in the cached attachment, else `eth0`.
 fn default_interface(planned: &[Planned], cached: &[Cached]) -> Result<IfName, Error> {
     let default = planned.first();
     let taken: Vec<&str> = planned.iter().filter_map(|other| other.requested.as_deref()).collect();

@@ -1,11 +1,11 @@
-//! Copies of the configurations of Multus that the runtime's directory had, for a repeated import and for the way back.
+//! Copies of the Multus configurations that the runtime's directory had, for a repeated import and for the way back.
 //!
 //! ```text
 //!   /etc/cni/net.d/00-multus.conf | .conflist | … ── save ──► JOURNAL/multus/ ── restore ──► /etc/cni/net.d/
 //! ```
 //!
-//! Multus's daemon removes its file when it ends, and its installers name it differently, so the content decides what is
-//! a configuration of Multus.
+//! The Multus daemon removes the file when it ends, and different installers name it differently, so the content
+//! decides what is a Multus configuration.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -59,7 +59,7 @@ impl SavedFiles {
         Ok(lines)
     }
 
-    /// Removes every configuration of Multus from the runtime's directory, if its copy is the same. Returns a line for
+    /// Removes every Multus configuration from the runtime's directory, if the copy is the same. Returns a line for
     /// each.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ pub(super) fn is_of_multus(network: &Network) -> bool {
     name.is_some_and(|name| TYPES.contains(&name.as_str()))
 }
 
-/// Returns path and name of each configuration of Multus in a directory, sorted.
+/// Returns path and name of each Multus configuration in a directory, sorted.
 fn configurations(directory: &Path) -> Result<Vec<(PathBuf, PathBuf)>, Failure> {
     let networks = Directory::read(directory)?.networks;
     let mut found: Vec<(PathBuf, PathBuf)> = networks
