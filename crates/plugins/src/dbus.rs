@@ -59,7 +59,7 @@ pub struct Bus {
 pub struct Call<'a> {
     /// Service to call.
     pub destination: &'a str,
-    /// Path to its object.
+    /// Object path.
     pub object: &'a str,
     /// Interface on the object.
     pub interface: &'a str,
@@ -92,7 +92,7 @@ pub enum Failure {
     Broken(String),
 }
 
-/// Byte order in a message, chosen by its sender.
+/// Byte order in a message, chosen by the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Little,

@@ -3,9 +3,8 @@
 //! Rules:
 //! - In the usual case, ADD is one transaction that only adds entries. If the kernel reports that an object
 //!   is missing, the objects that all entries share are created.
-//! - Several attachments can request an entry with the same key. One has it, and the others claim it
-//!   (`claims`). An attachment removes only its own entry and claim. The entry then passes to another
-//!   claimant.
+//! - Several attachments can request an entry with the same key. One has it, and the others claim it (`claims`). An
+//!   attachment removes only the entry and claim that it has. The entry then passes to another claimant.
 //!
 //! Source: nft(8) "sets", "maps".
 
@@ -43,7 +42,7 @@ pub struct Entry {
 pub struct EntrySets<'a> {
     /// Table that contains the sets.
     pub table: Table<'a>,
-    /// The sets. If several attachments claim a key, they share its entry.
+    /// The sets. If several attachments claim a key, they share the entry.
     pub sets: &'a [Set<'static>],
     /// Precedence for a verdict: the entry belongs to a claimant with the highest one. Among equal ones, the
     /// last attachment that requests the entry gets it.

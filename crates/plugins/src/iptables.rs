@@ -1,7 +1,7 @@
 //! iptables: reads a table with one `iptables-save` and changes it with one `iptables-restore --noflush`.
 //!
-//! For hosts that have all their rules in iptables, and for rules that the reference plugins wrote. Rules are
-//! lines as `iptables-save` prints them, so that written rules can be found in its output.
+//! For hosts that have all rules in iptables, and for rules that the reference plugins wrote. Rules are lines as
+//! `iptables-save` prints them, so that written rules can be found in that output.
 //!
 //! Rules:
 //! - One program runs at a time for each address family, never in a shell. A change is one commit, applied as
@@ -10,8 +10,8 @@
 //!   it declares.
 //! - So a script declares only one container's chains. It creates shared chains with `-N`, which fails if the
 //!   chain exists: what `iptables-save` prints may be incomplete.
-//! - A program is killed when its caller ends. The lock is released only after the last program has ended, so
-//!   the next caller sees the result.
+//! - A program is killed when the caller ends. The lock is released only after the last program has ended, so the next
+//!   caller sees the result.
 //! - No program runs if [`has_chain`] finds nothing for it to do. If the kernel does not answer, it is an
 //!   error.
 //!
@@ -192,7 +192,7 @@ impl Family {
         }
     }
 
-    /// Returns the program that executes commands for a table, and its input.
+    /// Returns the program that executes commands for a table, and the input for it.
     fn restoring(self, table: &str, lines: &[String]) -> (String, String) {
         let script = format!("*{table}\n{}\nCOMMIT\n", lines.join("\n"));
         (format!("{}-restore", self.program()), script)
@@ -279,11 +279,11 @@ pub fn has_chains(family: Family, table: &str, prefix: &str) -> Result<bool, Err
     Ok(listed.iter().any(|chain| chain.starts_with(prefix)) || has_legacy(family, table, is_one)?)
 }
 
-/// Whether the legacy kernel interface uses a table. Only its program can read the content. If the program is
+/// Whether the legacy kernel interface uses a table. Only the legacy program can read the content. If the program is
 /// not installed, no container rules are in it.
 ///
-/// In an unprivileged container the table list may be unreadable. Then the program runs, and `matches` looks
-/// at its output. A program that fails there could not create rules either.
+/// In an unprivileged container the table list may be unreadable. Then the program runs, and `matches` looks at the
+/// output. A program that fails there could not create rules either.
 fn has_legacy(family: Family, table: &str, matches: impl Fn(&Saved) -> bool) -> Result<bool, Error> {
     let path = family.legacy();
     let is_used = match std::fs::read_to_string(path) {
@@ -407,7 +407,7 @@ fn hinted(what: String) -> Error {
     Error::new(code::IO_FAILURE, what + "; the backend nftables needs no program")
 }
 
-/// Runs a program to its end.
+/// Runs a program to completion.
 fn execute(program: &str, arguments: &[&str], stdin: &str) -> Result<Output, Error> {
     let failed = |cause: &dyn std::fmt::Display| hinted(format!("run {program}: {cause}"));
     let mut child = linux::parent_death::command(Path::new(program))
@@ -423,7 +423,7 @@ fn execute(program: &str, arguments: &[&str], stdin: &str) -> Result<Output, Err
     child.wait_with_output().map_err(|cause| failed(&cause))
 }
 
-/// Returns what a program printed, or its error.
+/// Returns what a program printed, or an error.
 fn text_of(program: &str, output: &Output) -> Result<String, Error> {
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),

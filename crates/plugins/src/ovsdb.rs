@@ -1,8 +1,8 @@
 //! Client for the Open vSwitch database: adds ports to a bridge and removes them.
 //!
 //! Rules:
-//! - The server's answers are limited in size and validated, and each has a timeout. Its `echo` requests are
-//!   answered.
+//! - The server's answers are limited in size and validated, and each has a timeout. `echo` requests from the server
+//!   are answered.
 //! - Every object has `external_ids:vm-uuid=weft`, and the owner tag in `weft`.
 //! - Requests are strings with quoted values; a tree of request types would need much more code.
 //!
@@ -54,7 +54,7 @@ pub struct Plug<'a> {
 /// Facts about a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bridge {
-    /// Whether a userspace process forwards its packets, so that checksums are not completed.
+    /// Whether a userspace process forwards the packets, so that checksums are not completed.
     pub in_user_space: bool,
     /// Whether OVN controls it and reports when a port works.
     pub by_ovn: bool,
@@ -90,7 +90,7 @@ impl Ovsdb {
         }
     }
 
-    /// Adds a port to its bridge and replaces one with the same name. `ovs-vsctl add-port`
+    /// Adds a port to the bridge and replaces one with the same name. `ovs-vsctl add-port`
     ///
     /// [`Ovsdb::wait`] waits for the result.
     pub fn plug(&mut self, plug: &Plug<'_>) -> Result<Bridge, Error> {
@@ -287,7 +287,7 @@ fn entry<'a>(map: &'a Value, key: &str) -> Option<&'a str> {
     map[1].as_array()?.iter().find(|pair| pair[0] == key)?[1].as_str()
 }
 
-/// Returns the first value in the bytes and its length, if it is complete.
+/// Returns the first value in the bytes and the length, if it is complete.
 fn first_value(bytes: &[u8]) -> Result<Option<(Value, usize)>, serde_json::Error> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
     match values.next() {

@@ -341,7 +341,7 @@ impl<'a> Command<'a> {
         })
     }
 
-    /// Executes the command and returns its exit code.
+    /// Executes the command and returns the exit code.
     pub fn run(self) -> ExitCode {
         self.execute().unwrap_or_else(|error| {
             log!("weft-cni: {error}");

@@ -88,7 +88,7 @@ impl Installation {
         text.split(',').map(|name| Name::read(name.trim())).collect()
     }
 
-    /// Installs the binary and its links.
+    /// Installs the binary and the links to it.
     ///
     /// # Errors
     /// Another project's plugin has one of the names and [`Foreign::Refuse`] holds (nothing is changed then), or an I/O error.

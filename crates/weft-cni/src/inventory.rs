@@ -47,7 +47,7 @@ pub struct Inventory {
 pub struct Tagged {
     /// The resource: `link veth0`, `element of inet weft_masquerade sources4`.
     pub on: String,
-    /// Its owner tag: `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
+    /// Owner tag: `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
     #[serde(rename = "mark")]
     pub tag: String,
 }

@@ -1,4 +1,4 @@
-//! `weft-cni`: one static binary that contains every plugin; its file name selects the plugin.
+//! `weft-cni`: one static binary that contains every plugin; the file name selects the plugin.
 
 use std::process::ExitCode;
 

@@ -59,7 +59,7 @@ use history::CallRecorder;
 use journal::{Found, Journal};
 use lock::Lock;
 
-/// Meta-plugin, under one of its names.
+/// Meta-plugin, called as `weft` or as `multus`.
 pub struct Weft(pub Flavour);
 
 /// Configuration and state that every verb needs.

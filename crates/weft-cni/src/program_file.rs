@@ -1,8 +1,7 @@
 //! Program files: which are `weft-cni`, and which program a plugin name leads to.
 //!
-//! - A file is `weft-cni` if it is this process's file, or if its build id begins with the program's name
-//!   (`build.rs`). A copy, a link, another name and another version are recognized; the directory does not
-//!   matter.
+//! - A file is `weft-cni` if it is this process's file, or if the build id begins with the program's name (`build.rs`).
+//!   A copy, a link, another name and another version are recognized; the directory does not matter.
 //! - Only a file's ELF header, program headers and notes are read, and only if it is not this file.
 //!
 //! Source: ELF-64 object file format; `elf(5)`.
@@ -31,14 +30,14 @@ const BUILD_ID_NOTE: u32 = 3;
 /// Program that a plugin name leads to in the plugin directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// `weft-cni`, under the plugin's name or under one of its own names in the same directory.
+    /// `weft-cni`, under the plugin's name or under one of the usual names in the same directory.
     Weft,
     /// A program that is not weft's.
     External(ProgramFile),
 }
 
-/// Returns the program for a plugin name: the first directory in `path` decides that has a file with the name
-/// or, with [`ByName::OrBeside`], `weft-cni` under any of its usual names.
+/// Returns the program for a plugin name: the first directory in `path` decides that has a file with the name or, with
+/// [`ByName::OrBeside`], `weft-cni` under any of the usual names.
 #[must_use]
 pub fn search(plugin: &PluginType, path: &str, by_name: ByName) -> Option<Found> {
     let own = identity(Path::new("/proc/self/exe"));
@@ -70,7 +69,7 @@ pub fn search(plugin: &PluginType, path: &str, by_name: ByName) -> Option<Found>
 pub enum ByName {
     /// `weft-cni` must have the plugin's name.
     Required,
-    /// It may also lie beside, under one of its own names.
+    /// It may also lie beside, under one of the usual names.
     OrBeside,
 }
 

@@ -3,7 +3,7 @@
 //! - [`refuse_network`] refuses such a network before anything is written or called.
 //! - [`refuse_call`] bounds the calls that a process makes, and processes that call each other: a wrapper can
 //!   hide a plugin.
-//! - Every ADD refuses such a call, so there is nothing that its DEL or GC could remove.
+//! - Every ADD refuses such a call, so there is nothing that DEL or GC could remove.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,8 +20,8 @@ use plugin_config::{CHAINED, IPAM_PLUGINS};
 
 use crate::builtins;
 
-/// Environment variable for every delegate and its children: how many weft processes above it call each
-/// other. In these processes the meta-plugin refuses to run.
+/// Environment variable for every delegate and child process: how many weft processes above it call each other. In
+/// these processes the meta-plugin refuses to run.
 pub(crate) const DELEGATE: &str = "WEFT_DELEGATE";
 /// Maximum number of weft processes that call each other: meta-plugin, interface plugin and IPAM plugin are
 /// three.
@@ -56,8 +56,8 @@ fn refused_ipam(plugin: &PluginType) -> Error {
         .details(format!("name one of {all}, or a program that allocates addresses"))
 }
 
-/// Fails if no plugin could attach a network with this plugin and its IPAM plugin: before anything is written
-/// or called.
+/// Fails if no plugin could attach a network with this plugin and this IPAM plugin: before anything is written or
+/// called.
 ///
 /// # Errors
 /// Code 7, with the key.
@@ -108,7 +108,7 @@ pub(crate) fn process_depth() -> usize {
 /// configuration in a definition, not the node's.
 ///
 /// # Errors
-/// This process is a delegate or its child.
+/// This process is a delegate, or was started by one.
 pub(crate) fn refuse_delegate() -> Result<(), Error> {
     match std::env::var_os(DELEGATE) {
         None => Ok(()),

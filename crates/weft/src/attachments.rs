@@ -1,4 +1,4 @@
-//! A sandbox's attachments from its journal entry: table rows for people and JSON documents for programs.
+//! A sandbox's attachments from the journal entry: table rows for people and JSON documents for programs.
 //!
 //! The documents' field names are stable. Fields may be added, so a reader must ignore unknown ones.
 
@@ -42,7 +42,7 @@ struct AttachmentDocument<'a> {
     result: Option<Value>,
 }
 
-/// Attachment by its names, in a document.
+/// Attachment by name, in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct NamedAttachment<'a> {
     pub(crate) network: &'a str,
@@ -55,7 +55,7 @@ pub(crate) struct AttachmentRow {
     pub(crate) network: String,
     pub(crate) interface: String,
     pub(crate) mac: String,
-    /// Addresses with their prefix lengths.
+    /// Addresses with prefix lengths.
     pub(crate) addresses: Vec<String>,
     pub(crate) gateways: Vec<String>,
     /// Plugins in ADD order.
@@ -96,7 +96,7 @@ pub(crate) fn network_count(count: usize) -> String {
     }
 }
 
-/// Returns a journal entry's attachments by their names, in order.
+/// Returns a journal entry's attachments by name, in order.
 pub(crate) fn named_attachments(entry: &Entry) -> impl DoubleEndedIterator<Item = NamedAttachment<'_>> {
     let delegates = entry.plan.delegates.iter();
     delegates
@@ -172,7 +172,7 @@ pub(crate) fn table(entry: &Entry) -> String {
     table::lay_out(&["network", "interface", "mac", "addresses", "gateway", "plugins", "ms"], &rows, 2)
 }
 
-/// Returns the network-status annotation with its key, for the terminal.
+/// Returns the network-status annotation with the key, for the terminal.
 pub(crate) fn annotation(entry: &Entry) -> Result<String, Failure> {
     let value = status::render(&entry.network_status)?;
     let lines: Vec<String> = value.lines().map(|line| format!("    {line}\n")).collect();

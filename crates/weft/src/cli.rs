@@ -1,9 +1,9 @@
 //! Command line: one variant of [`Command`] for each subcommand.
 //!
-//! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one, add a variant of
-//! [`Command`], a line in [`Invocation::run`] and its name in [`GROUPS`]. The help of every subcommand has an imperative summary and an example.
-//! If `argv[0]` is `cnitool`, the program behaves as that tool. As `kubectl-weft` it is a plugin of kubectl, and its help
-//! names it as it is called there: `kubectl weft`.
+//! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one, add a variant of [`Command`],
+//! a line in [`Invocation::run`] and the name in [`GROUPS`]. The help of every subcommand has an imperative summary and
+//! an example. If `argv[0]` is `cnitool`, the program behaves as that tool. As `kubectl-weft` it is a plugin of
+//! kubectl, and its help names it as it is called there: `kubectl weft`.
 
 use std::ffi::OsString;
 use std::path::Path;

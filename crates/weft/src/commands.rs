@@ -1,4 +1,4 @@
-//! Subcommands: one module each, with its `Arguments` and `run`.
+//! Subcommands: one module each, with `Arguments` and `run`.
 
 pub(crate) mod attach;
 pub(crate) mod bundle;

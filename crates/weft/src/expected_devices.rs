@@ -1,4 +1,4 @@
-//! Plan for a pod whose devices are known only on its node: `weft explain` for an SR-IOV pod from files.
+//! Plan for a pod whose devices only the node knows: `weft explain` for an SR-IOV pod from files.
 //!
 //! The kubelet allocates devices when the pod starts. Until then, the pod's resource limits tell how many it
 //! gets from each resource. Each is a placeholder in the plan, which is shown and never executed, or a device
@@ -62,7 +62,7 @@ fn resources_of(container: &Value) -> BTreeMap<String, u64> {
     counts
 }
 
-/// Returns the plan for a pod with placeholders for its devices.
+/// Returns the plan for a pod, with placeholders for devices.
 ///
 /// # Errors
 /// The pod cannot be planned even if the node allocates the devices that it requests.

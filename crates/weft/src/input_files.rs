@@ -16,7 +16,7 @@ use cli_support::failure::Failure;
 /// Maximum number of files in one directory.
 const FILES_MAX: usize = 10_000;
 
-/// Name of standard input, as for kubectl, and its file.
+/// Name for standard input, as in kubectl, and the file behind it.
 const STDIN: &str = "-";
 const STDIN_FILE: &str = "/dev/stdin";
 
@@ -46,7 +46,7 @@ pub(crate) enum Kind {
 /// File, or the beginning of a long manifest.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// File with its content.
+    /// File and content.
     Whole(File),
     /// Path and content for a manifest that is longer than a document may be.
     Long(PathBuf, BufReader<Chain<Cursor<Vec<u8>>, Open>>),

@@ -15,7 +15,7 @@ use crate::pod_name::{PodName, PodSelection};
 use cli_support::failure::Failure;
 use node_support::journal_reader::{Journal, Row};
 
-/// Journal with its meta-plugin's configuration, if that is known.
+/// Journal and meta-plugin configuration, if that is known.
 #[derive(Clone, Debug)]
 pub(crate) struct JournalHandle {
     journal: Journal,
@@ -122,7 +122,7 @@ impl Target {
         Target { selection: PodSelection::of(pod), container_id: None }
     }
 
-    /// Returns the selected entry with its journal; `None` if there is none.
+    /// Returns the selected entry and the journal; `None` if there is none.
     ///
     /// # Errors
     /// The entry is unreadable; the pod has several sandboxes; or the sandbox was not found and a journal is unknown.
@@ -234,7 +234,7 @@ fn search_by_prefix(
     found.pop().map(|(_, result)| result).transpose()
 }
 
-/// Returns a pod's sandbox, whatever its container ID is.
+/// Returns a pod's sandbox, whatever the container ID is.
 fn search_by_pod(
     pod: &PodName,
     handles: &[JournalHandle],

@@ -36,7 +36,7 @@ impl Kubectl {
     /// Runs kubectl, with `input` as standard input, and returns what it printed.
     ///
     /// # Errors
-    /// kubectl cannot be executed, or fails: its message.
+    /// kubectl cannot be executed, or fails; the error has the message.
     pub(crate) fn run(&self, words: &[&str], input: Option<&str>) -> Result<String, Failure> {
         let mut command = self.command(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

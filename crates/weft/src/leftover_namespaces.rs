@@ -1,11 +1,11 @@
 //! Network namespaces that killed attaches left: whether `weft attach`, `weft detach` and `weft reset` may
 //! delete one.
 //!
-//! - An attach writes its first journal entry before it changes its namespace. Thus a namespace that was left
-//!   by an attach without an entry has only the links that the kernel creates.
+//! - An attach writes a first journal entry before it changes the namespace. So a namespace that an attach left without
+//!   an entry has only the links that the kernel creates.
 //! - A namespace is kept if a sandbox in a journal uses it, if a process runs in it, or if it contains
 //!   anything else.
-//! - Its name contains a pod's name, or the attach left its directory. A command asks this before it locks
+//! - The namespace name contains a pod's name, or the attach left the directory. A command asks this before it locks
 //!   the directory, because the lock creates it.
 //! - Namespaces are compared by device and inode, because one namespace can have several paths:
 //!   `/var/run/netns/a` and `/run/netns/a`.
@@ -32,7 +32,7 @@ use node_support::weft_cni::{Contents, WeftCni};
 /// Prefix for namespaces that `weft attach` creates.
 pub(crate) const NAMESPACE: &str = "weft-";
 
-/// Links that the kernel creates in every network namespace, each with its kind.
+/// Links that the kernel creates in every network namespace, with the kinds.
 const OF_KERNEL: [(&str, &str); 10] = [
     ("lo", "device"),
     ("tunl0", "ipip"),
@@ -144,8 +144,8 @@ pub(crate) fn of_unknown_name(name: &str) -> String {
     format!("no killed command has this name; to delete it: sudo ip netns delete {name}")
 }
 
-/// Whether a killed attach can have created a namespace with this name: it contains a pod's name, or the
-/// attach left its directory.
+/// Whether a killed attach can have created a namespace with this name: it contains a pod's name, or the attach left
+/// the directory.
 pub(crate) fn is_of_attach(name: &str) -> bool {
     let has_directory = |id: &ContainerId| Path::new("/run").join(scratch_name(id)).exists();
     container_of(name).is_some_and(|id| id.as_str().contains('_') || has_directory(&id))
@@ -183,7 +183,7 @@ pub(crate) fn reason_to_keep_now(
     }
 }
 
-/// Whether an entry's path now leads to another namespace than its sandbox's. An unknown identity is trusted.
+/// Whether an entry's path now leads to another namespace than the sandbox's. An unknown identity is trusted.
 ///
 /// # Errors
 /// The namespace's identity cannot be read.

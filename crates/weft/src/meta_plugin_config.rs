@@ -1,12 +1,12 @@
 //! Configuration of the meta-plugin: search, and preparation for a call.
 //!
-//! A file configures the meta-plugin if the type of its plugin, or of the first plugin of its list, is `weft` or
-//! `multus`. The search order is:
+//! A file configures the meta-plugin if the plugin type, or the first type in the plugin list, is `weft` or `multus`.
+//! The search order is:
 //!
 //! 1. The file of `--config`.
 //! 2. The files of `-f`. At most one of them may configure the meta-plugin.
-//! 3. The first file by name in `/etc/cni/net.d`, as for a container runtime. A file of Multus itself (the `multus` in
-//!    its `binDir` is not weft-cni) is used only if there is no other.
+//! 3. The first file by name in `/etc/cni/net.d`, as for a container runtime. A file for the real Multus (`multus` in
+//!    that `binDir` is not weft-cni) is used only if there is no other.
 //!
 //! A file in `/etc/cni/net.d` that is unreadable or no valid network is an error if it may be the searched one: it sorts
 //! before the one that was found and mentions a meta-plugin, or none was found.

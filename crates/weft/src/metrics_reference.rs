@@ -27,7 +27,7 @@ struct Family {
     labels: Vec<(String, Vec<String>)>,
 }
 
-/// Returns each role's page, by its table's heading.
+/// Returns each role's page, by table heading.
 fn pages() -> Vec<(&'static str, String)> {
     let controllers = controllers::example_metrics().into_iter().map(|(role, page)| match role {
         "ipam" => ("IPAM controller", page),
@@ -105,7 +105,7 @@ fn table(page: &str) -> String {
     table
 }
 
-/// Returns the page with each role's table below its heading.
+/// Returns the page with each role's table below the heading.
 fn rendered(page: &str) -> String {
     let mut page = page.to_owned();
     for (heading, metrics) in pages() {

@@ -1,6 +1,6 @@
-//! Place where the program runs: a node, a pod without access to its node, or a machine that is no node.
+//! Place where the program runs: a node, a pod without access to the node, or a machine that is no node.
 //!
-//! A pod is known by its service account; access to the node, by the capability to enter namespaces.
+//! A pod is recognized by the service account; access to the node, by the capability to enter namespaces.
 //!
 //! Source: capabilities(7), CAP_SYS_ADMIN; proc_pid_status(5), CapEff.
 

@@ -1,7 +1,6 @@
 //! Packets that network policies allowed and denied, for each attachment and rule on this node.
 //!
-//! The journal has the policies and tells where their rules are, and `weft-cni sandbox policy-counters` reads
-//! the kernel.
+//! The journal has the policies and tells where the rules are, and `weft-cni sandbox policy-counters` reads the kernel.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +35,7 @@ pub(crate) struct PolicyCount {
 pub(crate) struct RuleName {
     /// Policy name, in the pod's namespace.
     pub(crate) policy: String,
-    /// Index of the rule in its direction.
+    /// Index of the rule in the direction.
     pub(crate) rule: usize,
 }
 
@@ -148,8 +147,8 @@ struct Traffic {
     bytes: u64,
 }
 
-/// Returns the policies' counters by rule. If a rule was divided by port, its parts are added up. Rules that
-/// the policies do not have are the pod's own, or come from policies that were replaced meanwhile.
+/// Returns the policies' counters by rule. If a rule was divided by port, the parts are added up. Rules that the
+/// policies do not have are the pod's own, or come from policies that were replaced meanwhile.
 fn sums(rules: &RuleNames, counters: &[PolicyCounter]) -> BTreeMap<(Direction, Option<RuleName>), Traffic> {
     let mut sums: BTreeMap<(Direction, Option<RuleName>), Traffic> = BTreeMap::new();
     for PolicyCounter { direction, rule, packets, bytes } in counters {

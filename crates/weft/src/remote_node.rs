@@ -29,7 +29,7 @@ const AGENT: &str = "agent";
 /// Program in the image.
 const PROGRAM: &str = "/weft";
 
-/// Access that a command needs on its node.
+/// Access that a command needs on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     /// To enter namespaces.
@@ -56,7 +56,7 @@ struct Container {
 }
 
 impl RemoteNode {
-    /// Runs this process's command on its node; `None` if it is a command for this machine.
+    /// Runs this process's command on the right node; `None` if it is a command for this machine.
     ///
     /// # Errors
     /// The cluster cannot be read, no pod of weft on the node can run the command, or the command fails there.
@@ -120,7 +120,7 @@ impl RemoteNode {
     }
 }
 
-/// Returns the nodes with a pod of weft, each with the line that runs a command there, in the order of their names.
+/// Returns the nodes with a weft pod, each with the line that runs a command there, sorted by name.
 ///
 /// # Errors
 /// The pods cannot be read.

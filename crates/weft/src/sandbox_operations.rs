@@ -37,7 +37,7 @@ pub(crate) struct SandboxOperations {
 }
 
 impl SandboxOperations {
-    /// Returns the operations on the sandbox in a journal entry, with the same parameters as its ADD.
+    /// Returns the operations on the sandbox in a journal entry, with the same parameters as the ADD.
     pub(crate) fn for_entry(
         weft_cni: WeftCni,
         meta_plugin: MetaPlugin,
@@ -59,7 +59,7 @@ impl SandboxOperations {
     /// Attaches every network and returns the journal entry.
     ///
     /// # Errors
-    /// What the meta-plugin reports. It has then undone its changes, or the journal still has an entry.
+    /// What the meta-plugin reports. It has then undone all changes, or the journal still has an entry.
     pub(crate) fn attach(&self) -> Result<Entry, Failure> {
         let mut printed = 0;
         let outcome = thread::scope(|scope| {
@@ -108,7 +108,7 @@ impl SandboxOperations {
 
     /// Runs CHECK for every attachment whose network has it.
     ///
-    /// Only each network's version decides. The meta-plugin is called in the latest version, because its own
+    /// Only each network's version decides. The meta-plugin is called in the latest version, because the meta-plugin
     /// configuration can have a version without CHECK.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let mut object = self.meta_plugin.object.clone();

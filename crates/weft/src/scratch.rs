@@ -2,8 +2,8 @@
 //!
 //! - It is in `/run`, where only root writes, has mode 0700, and is never an existing directory.
 //! - It is removed when the value is dropped, also if the command fails.
-//! - Its owner holds a lock on it. A directory whose lock is free belongs to a killed command; the next such
-//!   command locks and removes it.
+//! - The command that uses a directory holds a lock on it. A directory whose lock is free belongs to a killed command;
+//!   the next such command locks and removes it.
 //!
 //! Source: flock(2): the lock ends with the process.
 

@@ -1,5 +1,5 @@
-//! Marks on a sandbox made by `weft attach`: the argument in its journal entry, and the private directory
-//! that locks it.
+//! Marks on a sandbox made by `weft attach`: the argument in the journal entry, and the private directory that locks
+//! it.
 //!
 //! The directory is below `/run`, so that it does not survive a boot.
 

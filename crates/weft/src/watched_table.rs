@@ -1,6 +1,6 @@
 //! Table for `-w`: printed once, then a line for each row that changes, as `kubectl get --watch` prints them.
 //!
-//! - It ends with exit code 0 when its reader is gone.
+//! - It ends with exit code 0 when the reader is gone.
 //! - A column with an age or a time changes by itself, so it is not compared.
 //! - A row whose subject is gone is printed a last time, with `removed` in that column.
 

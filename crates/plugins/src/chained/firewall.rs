@@ -172,7 +172,7 @@ impl RequestedRules {
     }
 }
 
-/// Removes an attachment's rules in every backend; `known` are its addresses.
+/// Removes an attachment's rules in every backend; `known` are the attachment's addresses.
 fn remove(tag: &OwnerTag, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
     let natively = nftables::remove(tag);
     let mut removed = Vec::new();

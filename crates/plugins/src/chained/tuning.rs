@@ -1,4 +1,4 @@
-//! `tuning`: sets kernel parameters for the container's network, and attributes on its interface.
+//! `tuning`: sets kernel parameters for the container's network, and interface attributes.
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD restores what it changed. An ADD that would remove IPv6 addresses in the result is refused.

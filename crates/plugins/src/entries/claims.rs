@@ -5,14 +5,14 @@
 //! map sources4_claims { type ipv4_addr . ifname : verdict; 10.1.0.5 . "0123456789abcde" comment OWNER : jump CHAIN }
 //! ```
 //!
-//! Packets are matched with the entries; no rule uses the claims. The last field of a claim's key is a hash of its
+//! Packets are matched with the entries; no rule uses the claims. The last field in a claim's key is a hash of the
 //! comment.
 //!
 //! Rules:
 //! - A table has no sets of claims before the first conflict, so other calls make one request to find none.
 //! - From the second attachment on, each one with the key has a claim, also the one that has the entry.
-//! - ADD writes its claim in the transaction that replaces the entry. DEL reads the claims again after its own
-//!   transaction. So at least one of two concurrent calls sees the other, and the entry exists after both.
+//! - ADD writes the claim in the transaction that replaces the entry. DEL reads the claims again after the transaction
+//!   that removed them. So at least one of two concurrent calls sees the other, and the entry exists after both.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -136,8 +136,8 @@ impl<'a> Claims<'a> {
         self.claims.iter().any(|(of, to, claim)| *of == set && to == key && claim.comment == comment)
     }
 
-    /// Removes the claims that `leaving` selects. Each key passes to the best among the other claimants if
-    /// its entry is among the removed `own` ones, or if it has no entry.
+    /// Removes the claims that `leaving` selects. Each key passes to the best among the other claimants if the entry is
+    /// among the removed `own` ones, or if it has no entry.
     pub(super) fn pass(
         &self,
         nft: &mut Nft,

@@ -5,7 +5,7 @@
 //! - The order is addresses, up, routes, because a route needs a reachable gateway.
 //! - It waits at most 5 s until IPv6 duplicate address detection has ended. Without detection the kernel
 //!   completes an address at once, but asynchronously. The kernel's notifications end the wait.
-//! - A route without a gateway uses the gateway in its address family, if there is one. With the unspecified
+//! - A route without a gateway uses the gateway in the same address family, if there is one. With the unspecified
 //!   address as gateway it uses none.
 //!
 //! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35: mtu and
@@ -27,7 +27,7 @@ use plugin_support::failure::OrRefused;
 /// Timeout for duplicate address detection.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Configures `link`, inside its namespace; `net` is a socket in that namespace.
+/// Configures `link`, inside the namespace; `net` is a socket in that namespace.
 ///
 /// Call it on a thread that is in the namespace, because it writes sysctls.
 ///
@@ -94,7 +94,7 @@ pub fn enter_between(
 /// Returns the addresses in the result that belong to this interface.
 ///
 /// # Errors
-/// An index refers to no interface, or to another one: its address would end up on the wrong interface.
+/// An index refers to no interface, or to another one: the address would end up on the wrong interface.
 fn own_addresses(link: &Link, result: &Success) -> Result<Vec<IpNet>, Error> {
     let mut addresses = Vec::with_capacity(result.ips.len());
     for ip in &result.ips {

@@ -2,7 +2,7 @@
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves nothing.
-//! - IPAM's DNS settings are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration contains others.
 //!
 //! Source: containernetworking/plugins `plugins/main/dummy` v1.9.1.
 

@@ -6,13 +6,13 @@
 //! ```
 //!
 //! Rules:
-//! - The record is on disk before the device moves. One request moves it, renames it and sets its alias, so a killed
+//! - The record is on disk before the device moves. One request moves it, renames it and sets the alias, so a killed
 //!   ADD leaves a complete device.
 //! - The alias is the device's name on the host, as the Go plugin sets it. Each plugin can return what the other moved.
-//! - DEL finds the device by its record, in the container or where the kernel moved it, and gives it the recorded name
+//! - DEL finds the device by the record, in the container or where the kernel moved it, and gives it the recorded name
 //!   and settings back, whatever a process in the container changed.
 //! - DEL touches no interface that this plugin or the Go plugin did not move.
-//! - A failed ADD returns the device with its state, addresses and routes.
+//! - A failed ADD returns the device with the former state, addresses and routes.
 //!
 //! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1; kernel `net/core/dev.c`
 //! (`default_device_exit_net`).
@@ -127,8 +127,8 @@ fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error>
     Ok(result)
 }
 
-/// Returns the current name and the owner tag for each device in `links` that the kernel moved back to the
-/// host. A device that has its own name again is left out.
+/// Returns the current name and the owner tag for each device in `links` that the kernel moved back to the host. A
+/// device that has the original name again is left out.
 pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
     let away = |record: &Record| links.iter().find(|link| record.is_away(link));
     let named = |kept: StoredRecord| Some((away(&kept.record)?.name.clone(), kept.record.tag));

@@ -1,10 +1,10 @@
-//! `ipvlan`: creates an interface with separate addresses and its parent interface's hardware address.
+//! `ipvlan`: creates an interface that has separate IP addresses and the parent's hardware address.
 //!
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves no interface.
 //! - DEL needs neither the parent nor a default route.
 //! - A network without IPAM is a layer-2 network.
-//! - IPAM's DNS settings are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration contains others.
 //!
 //! Source: containernetworking/plugins `plugins/main/ipvlan` v1.9.1; kernel
 //! `Documentation/networking/ipvlan.rst`.
@@ -91,7 +91,7 @@ impl Plugin for Ipvlan {
     }
 }
 
-/// Creates the interface in the container under its final name.
+/// Creates the interface in the container under the final name.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;

@@ -3,7 +3,7 @@
 //! Rules beyond the reference plugin's:
 //! - A failed ADD leaves no interface.
 //! - DEL needs no parent.
-//! - IPAM's DNS settings are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration contains others.
 //!
 //! Source: containernetworking/plugins `plugins/main/macvlan` v1.9.1.
 
@@ -83,7 +83,7 @@ impl Plugin for Macvlan {
     }
 }
 
-/// Creates the interface in the container under its final name.
+/// Creates the interface in the container under the final name.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;

@@ -1,8 +1,8 @@
 //! `ipMasq`: replaces the source address in the containers' outgoing packets by the host's address.
 //!
-//! There are two backends: nftables, and iptables for hosts that have all their rules there. iptables needs
-//! one run of `iptables-restore` for each address family. Both record the attachment in what they create, so
-//! DEL needs neither the addresses nor the interface.
+//! There are two backends: nftables, and iptables for hosts that have all rules there. iptables needs one run of
+//! `iptables-restore` for each address family. Both record the attachment in what they create, so DEL needs neither the
+//! addresses nor the interface.
 //!
 //! Source: plugins `pkg/ip/ipmasq_{iptables,nftables}_linux.go` (G5).
 
@@ -22,7 +22,7 @@ use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries::{self, Tables};
 
-/// Masquerades packets from `addresses` to all destinations except their own subnet and multicast groups.
+/// Masquerades packets from `addresses` to all destinations except the address's subnet and multicast groups.
 ///
 /// It can be repeated. After an error the caller calls [`remove`].
 pub fn add(backend: Backend, tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
@@ -32,7 +32,7 @@ pub fn add(backend: Backend, tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), 
     }
 }
 
-/// Returns an attachment's addresses from its prevResult; none if there is no readable one.
+/// Returns an attachment's addresses from the prevResult; none if there is no readable one.
 pub fn known(config: &Config) -> Vec<IpNet> {
     let result = config.prev_result().ok().flatten().unwrap_or_default();
     result.ips.iter().map(|ip| ip.address).collect()
@@ -42,9 +42,9 @@ pub fn known(config: &Config) -> Vec<IpNet> {
 ///
 /// `backend` is the configured one, `known` are the attachment's addresses, empty if they are unknown.
 ///
-/// Removes the rules in both backends. The configuration may have changed since ADD, or the reference plugin
-/// may have executed ADD, with iptables or its own nf_tables table. A leftover rule would masquerade the next
-/// container with the address. No program is run if it has nothing to remove.
+/// Removes the rules in both backends. The configuration may have changed since ADD, or the reference plugin may have
+/// executed ADD, with iptables or in a separate nf_tables table. A leftover rule would masquerade the next container
+/// with the address. No program is run if it has nothing to remove.
 pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     remove_from(entries::tables(), backend, tag, known)
 }

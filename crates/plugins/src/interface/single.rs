@@ -2,7 +2,7 @@
 //!
 //! Rules:
 //! - The link is created first, because IPAM may need it (`dhcp` sends through it).
-//! - It is set up last, with its addresses.
+//! - It is set up last, together with the addresses.
 //! - A failed ADD leaves neither the link nor an address.
 //!
 //! Source: containernetworking/plugins v1.9.1, the common parts of `main/macvlan`, `ipvlan`, `vlan`, `dummy`
@@ -100,7 +100,7 @@ pub fn check(
     compare_addressing(&mut inside, &result)
 }
 
-/// Runs GC: the link is removed with its container, but addresses may remain allocated.
+/// Runs GC: the link is removed with the container, but addresses may remain allocated.
 pub fn gc(request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
     match Ipam::configured(&request.call, delegates)? {
         Some(ipam) => ipam.gc(),

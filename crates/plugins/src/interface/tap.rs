@@ -5,7 +5,7 @@
 //! - A failed ADD leaves no interface.
 //! - `mac` is set also if `owner` is configured.
 //! - The interface's SELinux context is not passed on to the next program.
-//! - IPAM's DNS settings are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration contains others.
 //!
 //! Source: containernetworking/plugins `plugins/main/tap` v1.9.1.
 
@@ -73,7 +73,7 @@ impl Plugin for Tap {
     }
 }
 
-/// Creates the interface in the container with everything but its addresses.
+/// Creates the interface in the container with everything but addresses.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let Network { multi_queue, mtu, mac, owner, group, context, bridge } = network;
     let ifname = request.who.ifname.as_str();

@@ -1,8 +1,8 @@
 //! veth pair between the host and a container.
 //!
 //! Rules:
-//! - One request creates both ends, the container's directly in its namespace under its final name, so no
-//!   other process sees an incomplete or misplaced interface.
+//! - One request creates both ends, the container end directly in the namespace under the final name, so no other
+//!   process sees an incomplete or misplaced interface.
 //! - The host end's name is derived from the attachment, so DEL finds it without the namespace.
 //! - A leftover that the same attachment has from a killed ADD is removed and created again.
 //!
@@ -129,8 +129,8 @@ impl Veth<'_> {
     }
 }
 
-/// Whether the link belongs to the attachment. A link without an owner tag counts: its ADD was killed before
-/// it set the tag.
+/// Whether the link belongs to the attachment. A link without an owner tag counts, because the ADD was killed before it
+/// set the tag.
 fn is_own(link: &Link, alias: &str) -> bool {
     link.kind == "veth" && (link.alias == alias || link.alias.is_empty())
 }

@@ -4,7 +4,7 @@
 //! - A failed ADD leaves no interface.
 //! - DEL needs no parent.
 //! - A network without IPAM is a layer-2 network.
-//! - IPAM's DNS settings are kept unless the configuration has its own.
+//! - IPAM's DNS settings are kept unless the configuration contains others.
 //!
 //! Source: containernetworking/plugins `plugins/main/vlan` v1.9.1; kernel `net/8021q`.
 
@@ -67,7 +67,7 @@ impl Plugin for Vlan {
     }
 }
 
-/// Creates the interface in the container under its final name.
+/// Creates the interface in the container under the final name.
 ///
 /// The kernel accepts an id once for each parent, in whatever namespace the interface is.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {

@@ -224,7 +224,7 @@ fn allocate_free(
 
 /// Fails if the attachment has an address in the set.
 ///
-/// Releases reservations from an earlier boot: the container lost those addresses with its interface.
+/// Releases reservations from an earlier boot: the container lost those addresses with the interface.
 fn refuse_second(store: &mut Store, set: &RangeSet, who: &Attachment) -> Result<(), Error> {
     for owner in owners(who) {
         let mut own = store.held_by(&owner)?;
@@ -272,8 +272,8 @@ fn exhausted(set: &RangeSet) -> Error {
 /// Releases the attachment's addresses; reservations in the old format only if there are no others.
 ///
 /// # Errors
-/// Also if one of its addresses has a reservation that cannot be read. `prevResult` has the addresses;
-/// without it, any such reservation may be the attachment's.
+/// Also if one of the addresses has a reservation that cannot be read. `prevResult` has the addresses; without it, any
+/// such reservation may be the attachment's.
 fn release(store: &mut Store, who: &Attachment, call: &Call) -> Result<(), Error> {
     let mut any = false;
     for owner in owners(who) {

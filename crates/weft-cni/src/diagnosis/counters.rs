@@ -1,6 +1,6 @@
 //! `weft-cni sandbox counters`: reads the traffic counters on interfaces in sandboxes.
 //!
-//! Each interface is requested by its name, so the cost does not depend on the links that a pod creates.
+//! Each interface is requested by name, so the cost does not depend on the links that a pod creates.
 
 use std::process::ExitCode;
 use std::time::Duration;

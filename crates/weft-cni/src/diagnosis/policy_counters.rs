@@ -1,7 +1,7 @@
 //! `weft-cni sandbox policy-counters`: reads the counters on network policy rules.
 //!
-//! The rules are where the journal says: on the host, or in a pod's namespace. A pod may have changed the
-//! rules in it, so their counters are what the pod shows.
+//! The rules are where the journal says: on the host, or in a pod's namespace. A pod may have changed the rules in that
+//! namespace, so the counters there are only what the pod shows.
 //!
 //! - The rules on the host are read first, and a pod's list is bounded: a pod cannot hide the counters on the
 //!   host.
@@ -27,13 +27,13 @@ const EXPIRY: Duration = Duration::from_secs(3);
 /// Time limit for the lists that one attachment has in a pod.
 const LIST_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// Rules for an attachment, with the index of its request and the attachment's index in it.
+/// Rules for an attachment, with the request index and the attachment's index in the request.
 struct Subject<'a> {
     index: (usize, usize),
     rules: &'a PolicyRules,
 }
 
-/// Counters for an attachment, with its indexes.
+/// Counters for an attachment, and the indexes of request and attachment.
 type Answer = ((usize, usize), Vec<PolicyCounter>);
 
 /// Prints the counters for each requested attachment, in request order; `null` for one whose rules are gone
@@ -84,7 +84,7 @@ fn read(requests: &[PolicyCountersRequest], answers: &Sender<Answer>) {
     }
 }
 
-/// Sends an attachment's counters; none if its rules are gone.
+/// Sends an attachment's counters; none if the rules are gone.
 ///
 /// # Errors
 /// The rules cannot be read.

@@ -5,8 +5,8 @@
 //!   both pods   both pods  both    of the next hop     on the host   on the host  from the first pod
 //! ```
 //!
-//! - The probe is sent before the neighbour and the firewall are examined, and reported last: it resolves the neighbour, and
-//!   a capture on the receiving interface shows where its packets are lost.
+//! - The probe is sent before the neighbour and the firewall are examined, and reported last: it resolves the
+//!   neighbour, and a capture on the receiving interface shows where the packets are lost.
 //! - Nothing is changed. Routes and neighbours are requested one by one, because a pod can have any number of them.
 //! - If a step makes the following ones impossible, they are left out.
 
@@ -86,7 +86,7 @@ impl Steps {
 // === impl Pod ===
 
 impl<'a> Pod<'a> {
-    /// Opens a pod and examines its interface; `None` if the path ends there.
+    /// Opens a pod and examines the interface; `None` if the path ends there.
     fn open(end: &'a TraceEnd, steps: &mut Steps) -> Result<Option<Pod<'a>>, Error> {
         let TraceEnd { pod, interface, .. } = end;
         let Some(sandbox) = &end.sandbox else { return Ok(None) };

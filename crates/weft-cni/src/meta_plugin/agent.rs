@@ -1,7 +1,7 @@
 //! Requests that the meta-plugin makes: a plan from the agent, else from `weft plan --once`; reports to the
 //! agent.
 //!
-//! - One deadline holds for a request and its response.
+//! - One deadline covers request and response.
 //! - If no agent listens, `weft plan --once` makes the plan: a short-lived process with the same planner.
 //! - If the agent refuses, that is final: no other planner is requested.
 //! - The report about an executed plan is for metrics: it never fails an ADD, nor delays it by more than
@@ -45,7 +45,7 @@ const PLANNER_IN_PLUGIN_DIRECTORY: &str = "weft.d/weft";
 pub(super) struct PlannedSandbox {
     /// The plan.
     pub(super) plan: Plan,
-    /// Tasks for this node, to execute once the runtime has its answer.
+    /// Tasks for this node, to execute once the runtime has the answer.
     pub(super) tasks: Vec<Task>,
     /// Trace id under which the agent exports; empty if it exports none.
     pub(super) trace: String,
@@ -154,7 +154,7 @@ fn unreachable(socket: &Path, cause: &io::Error) -> Error {
     Error::new(code, format!("agent {}: {cause}", socket.display()))
 }
 
-/// Sends a request and receives its response, both within `timeout`.
+/// Sends a request and receives the response, both within `timeout`.
 fn ask(stream: &mut UnixStream, request: &Request, timeout: Duration) -> Result<Response, Error> {
     converse(&mut Bounded::within(stream, timeout), request)
 }
@@ -233,7 +233,7 @@ impl Write for Patient<'_> {
     }
 }
 
-/// Runs `weft plan --once`, which reads one request and writes its response.
+/// Runs `weft plan --once`, which reads one request and writes the response.
 fn ask_once(socket: &Path, request: &Request, deadline: Duration) -> Result<Response, Error> {
     let program = find_weft();
     run_once(&program, socket, request, deadline).context(format_args!("{} plan --once", program.display()))

@@ -1,16 +1,15 @@
-//! An attachment's interface in its sandbox, identified by index and kind.
+//! An attachment's interface in the sandbox, identified by index and kind.
 //!
-//! A process in a running pod can rename its interfaces, change their aliases and create others. The journal
-//! has the index and the kind, which it cannot change. So hot-plug removes the interface that was attached,
-//! and no other one.
+//! A process in a running pod can rename interfaces, change aliases and create other interfaces. It cannot change index
+//! and kind, which are in the journal. So hot-plug removes the interface that was attached, and no other one.
 //!
-//! - An address is released only after its interface was removed, or its end on the host.
-//! - An interface that is not found may be in another namespace: its addresses stay allocated until the
-//!   sandbox's DEL.
-//! - Limit: a process that moves the interface to another namespace can create a link with this index and
-//!   kind in its place. The kernel shows nothing that distinguishes two macvlans on one parent.
+//! - An address is released only after its interface was removed, or the end on the host.
+//! - An interface that is not found may be in another namespace, so the addresses stay allocated until the sandbox's
+//!   DEL.
+//! - Limit: a process that moves the interface to another namespace can then create a link with the same index and
+//!   kind. The kernel shows nothing that distinguishes two macvlans on one parent.
 //!
-//! Source: netdevice(7); kernel `net/core/dev.c` (`dev_new_index`: an index is unique in its namespace).
+//! Source: netdevice(7); kernel `net/core/dev.c` (`dev_new_index`: an index is unique in a namespace).
 
 use std::path::Path;
 
@@ -32,7 +31,7 @@ pub(super) enum Removal {
     ByPlugin,
 }
 
-/// Returns the interface for an attachment whose ADD has ended; none if none has its name. `net` is a socket
+/// Returns the interface for an attachment whose ADD has ended; none if no interface has that name. `net` is a socket
 /// in the sandbox, which the first call opens for all attachments.
 pub(super) fn read(net: &mut Option<Rtnl>, entry: &Entry, delegate: &Delegate) -> Option<AttachedLink> {
     if net.is_none() {
@@ -60,12 +59,12 @@ pub(super) fn is_there(entry: &Entry, known: &AttachedLink) -> Result<bool, Erro
     }
 }
 
-/// Prepares DEL for one attachment in a running sandbox: removes the interface, or gives it its name back for
-/// a plugin that finds it by name.
+/// Prepares DEL for one attachment in a running sandbox: removes the interface, or restores the name for a plugin that
+/// finds it by name.
 ///
 /// # Errors
-/// The interface is not there, or another one has its name. DEL must not be called: it would release the
-/// addresses, or remove the other interface.
+/// The interface is not there, or another one has the name. DEL must not be called: it would release the addresses, or
+/// remove the other interface.
 pub(super) fn release(
     entry: &Entry,
     delegate: &Delegate,

@@ -1,9 +1,9 @@
-//! CHECK for a sandbox: its network policies, and each attachment.
+//! CHECK for a sandbox: network policies, and each attachment.
 //!
 //! - Built-in plugins are checked in every version, in 0.4.0 if the network's version has no CHECK. External
 //!   plugins are called only in a version with CHECK, and only by the program that made the attachment.
-//! - If an attachment has a plugin that is not checked, the interface and its addresses are compared with the
-//!   ADD result. `rpc::journal::Entry::unchecked` names these plugins for people.
+//! - If an attachment has a plugin that is not checked, interface and addresses are compared with the ADD result.
+//!   `rpc::journal::Entry::unchecked` names these plugins for people.
 //! - A network with `disableCheck` is not checked.
 //!
 //! Source: CNI 1.1.0 §2 "CHECK"; libcni `CheckNetworkList`, which refuses older versions.
@@ -76,7 +76,7 @@ fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &De
     chain::check(&served, &checked, &entry.parameters(delegate), last.transpose()?.as_ref())
 }
 
-/// Compares an attachment's interface and addresses with its ADD result.
+/// Compares an attachment's interface and addresses with the ADD result.
 fn compare(entry: &Entry, index: usize, delegate: &Delegate, result: &Success) -> Result<(), Error> {
     let Own { interface, addresses } = Own::of(result, &delegate.ifname);
     if interface.is_none() && entry.attachments[index].link.is_none() {

@@ -54,7 +54,7 @@ pub(super) fn withdraw(file: &DeviceInfoFile) -> Result<(), Error> {
     }
 }
 
-/// Creates a directory and its parents with mode 0755, whatever the umask is.
+/// Creates a directory and all parents with mode 0755, whatever the umask is.
 fn create_directory(directory: &Path) -> std::io::Result<()> {
     if directory.is_dir() {
         return Ok(());

@@ -1,7 +1,6 @@
 //! GC: takes down sandboxes that the runtime no longer knows, then calls GC of every network.
 //!
-//! - Only sandboxes of this network (by the name of its configuration) are taken down; without a list of valid attachments,
-//!   none.
+//! - Only sandboxes of this network (by configuration name) are taken down; without a list of valid attachments, none.
 //! - A network receives the attachments in the journal and those that the runtime lists.
 //! - If an entry cannot be read, no network is called: it would remove attachments that are not listed.
 //! - Hot-plug waits until the last network has answered (`docs/design/journal.md`, "Locks").

@@ -127,8 +127,7 @@ impl CallRecorder {
         self.record.networks = networks.collect();
     }
 
-    /// Sets the plugin calls. They also tell each network's plugin: parsing its configuration would take
-    /// longer.
+    /// Sets the plugin calls. They also tell each network's plugin: parsing the configuration would take longer.
     pub(super) fn runs(&mut self, runs: Vec<Run>) {
         for network in &mut self.record.networks {
             let first = runs.iter().find(|run| run.depth == 0 && run.ifname == network.interface);

@@ -1,4 +1,4 @@
-//! Log that the meta-plugin writes: where its lines go, and a line for how each call ended.
+//! Log that the meta-plugin writes: where the lines go, and a line for how each call ended.
 //!
 //! - `error`: failures and warnings. `verbose`: also each ADD and DEL. `debug`: also each plugin call and the
 //!   reasons in a plan.

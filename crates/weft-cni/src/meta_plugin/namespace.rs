@@ -6,9 +6,9 @@
 //! torn down. The kernel reuses inode numbers, too. A namespace's cookie is unique in a boot; kernels before
 //! 5.14 have none.
 //!
-//! - A namespace is identified by boot id, device, inode and, where the kernel has one, its cookie.
-//! - An entry without an identity (for example an imported one) is trusted: its path leads to the sandbox's
-//!   namespace.
+//! - A namespace is identified by boot id, device, inode and, if the kernel has one, the cookie.
+//! - An entry without an identity (for example an imported one) is trusted: the path is assumed to lead to the
+//!   sandbox's namespace.
 //! - This process's namespace is never the sandbox's, unless `CNI_NETNS_OVERRIDE` allows it.
 //! - Limit: without cookies, a namespace that is created directly after the sandbox ended may have the same
 //!   identity.
@@ -37,8 +37,8 @@ pub(crate) fn identify(path: &str) -> Result<String, Error> {
     }
 }
 
-/// Clears an entry's path unless it leads to the sandbox's namespace, so that plugins get an empty
-/// `CNI_NETNS`. A plugin that opens each path it gets could not end its DEL after the namespace is gone.
+/// Clears an entry's path unless it leads to the sandbox's namespace, so that plugins get an empty `CNI_NETNS`. A
+/// plugin that opens each path it gets could not complete DEL after the namespace is gone.
 ///
 /// A path that cannot be followed for another reason is kept: the plugins report it.
 ///
@@ -76,7 +76,7 @@ pub(super) fn is_there(entry: &Entry) -> Result<bool, Error> {
     }
 }
 
-/// Opens a sandbox's namespace; `None` if it is gone or its path leads to another namespace.
+/// Opens a sandbox's namespace; `None` if it is gone or the path leads to another namespace.
 ///
 /// # Errors
 /// The namespace at the path cannot be inspected.
@@ -114,8 +114,7 @@ pub(super) fn are_same(one: &str, other: &str) -> bool {
     !one.is_empty() && !other.is_empty() && is_same_namespace(one, other)
 }
 
-/// Returns what identifies a namespace: boot id, device and inode, and its cookie; empty if the boot has no
-/// id.
+/// Returns what identifies a namespace: boot id, device and inode, and cookie; empty if the boot has no id.
 fn in_this_boot(netns: &Netns) -> Result<String, Error> {
     let boot = boot_id::read().map_err(|cause| Error::io(boot_id::PATH, cause))?;
     let identity = netns.identity().or_refused()?;

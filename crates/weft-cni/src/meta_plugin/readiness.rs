@@ -55,7 +55,7 @@ pub(super) fn wait_briefly(node: &NodeConfiguration) {
     }
 }
 
-/// Waits for the file; returns its path if it is missing after `timeout`.
+/// Waits for the file; returns the path if it is missing after `timeout`.
 fn missing_after(node: &NodeConfiguration, timeout: Duration) -> Option<&str> {
     let file = node.readiness_file.as_deref()?;
     let started = Instant::now();

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - A DEL succeeds with an unreadable store. Nothing is allocated from such a store, so no address is allocated twice.
-//! - A line is on the disk before the DEL returns, and stays until its addresses are released on the disk.
-//! - A line that a loss of power cut off is ignored: its pod ended with the machine.
+//! - A line is on the disk before the DEL returns, and stays until the addresses are released on the disk.
+//! - A line that a loss of power cut off is ignored: the pod ended with the machine.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

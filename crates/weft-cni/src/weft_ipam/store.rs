@@ -370,8 +370,8 @@ impl Store {
 // === impl Owner ===
 
 impl Owner {
-    /// Returns the record of the owner. A claim that does not fit is left out: half of its name may be another's. So is a
-    /// window.
+    /// Returns the record of the owner. A claim that does not fit is left out: half of the name may be another's. So is
+    /// a window.
     fn record(&self, window: &str) -> Vec<u8> {
         let Owner { container, ifname, network, pod, claim, spread } = self;
         let mut bytes = format!("{container}\n{ifname}\n{network}\n{}\n", pod.join("\n")).into_bytes();

@@ -6,14 +6,14 @@
 //! ```
 //!
 //! The next call holds the lock of `owners`; the call whose round runs holds the lock of `synced`, which contains the
-//! numbers. (32 calls that each synchronized the file delayed each other's writes.) Rounds run one after the other, and a
-//! round's number is written before it begins. A call that reads n after its write, and later reads that a round above n
-//! has ended, therefore knows that this round began after its write.
+//! numbers. (32 calls that each synchronized the file delayed each other's writes.) Rounds run one after the other, and
+//! a round's number is written before it begins. A call that writes, then reads n, and later reads that a round above n
+//! has ended, therefore knows that this round began after the write.
 //!
 //! - A round that failed, or whose call was killed, serves no other call. Each call with an earlier write synchronizes the
 //!   file itself, because the kernel reports a disk error to each open file separately.
 //! - If a lock or a number is invalid, the call synchronizes the file itself, which is always correct.
-//! - `synced` itself is never synchronized: its numbers are compared only among running calls.
+//! - `synced` itself is never synchronized, because the numbers are compared only among running calls.
 //!
 //! Source: flock(2); fsync(2), for the meaning of an error.
 

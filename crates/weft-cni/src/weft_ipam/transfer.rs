@@ -2,7 +2,7 @@
 //! a lease as unconfirmed, gives up any address, returns idle blocks, or restores reserved addresses. For an
 //! operator it releases the address of a container that is gone.
 //!
-//! - An address in use is not released; its owner is printed. A released address is on the disk.
+//! - An address in use is not released; the owner is printed. A released address is on the disk.
 //! - A repeated call changes nothing. The safety argument is in `docs/design/ipam.md`.
 
 use std::fs;
@@ -69,8 +69,8 @@ pub fn release(directory: &Path, pool: &str, lease: &str, ip: IpAddr) -> Result<
     })
 }
 
-/// Releases an address that a container holds, in a pool's address store below `directory`. With journal
-/// directories, an address is not released if its container may live.
+/// Releases an address that a container holds, in a pool's address store below `directory`. With journal directories,
+/// an address is not released if the container may live.
 ///
 /// # Errors
 /// As for [`release`].

@@ -1,4 +1,4 @@
-//! `weft attach`: attaches one pod to its networks without Kubernetes.
+//! `weft attach`: attaches one pod to networks without Kubernetes.
 //!
 //! The command first makes the plan from the given files, so a refusal names these files and comes before any change.
 //! Then it copies the manifests into a private directory, and the meta-plugin makes the same plan from them.
@@ -206,7 +206,7 @@ impl Namespace {
         Ok(Namespace { path: path.display().to_string(), origin: Origin::Given })
     }
 
-    /// Creates the namespace, or finds the one from an unfinished attach, which can contain its interfaces.
+    /// Creates the namespace, or finds the one from an unfinished attach, which can already contain interfaces.
     fn create(
         weft_cni: &WeftCni,
         named: &NamedNamespace,

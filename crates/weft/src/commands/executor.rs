@@ -41,7 +41,7 @@ use kube_support::health;
 use node_support::sandboxes::Sandboxes;
 use node_support::weft_cni::{OnHost, WeftCni};
 
-/// Timeout for one exchange with the agent, which delays its response for up to 20 s.
+/// Timeout for one exchange with the agent, which delays the response for up to 20 s.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after a failure, and minimum interval between two empty responses.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -154,8 +154,8 @@ fn serve_metrics(address: SocketAddr, weft_cni: WeftCni, meta_plugin: &MetaPlugi
     Ok(())
 }
 
-/// Returns the pause until the next poll. An agent delays its response until there are tasks. A CRI proxy has
-/// none and responds at once, so the pause keeps the executor from polling in a tight loop.
+/// Returns the pause until the next poll. An agent delays the response until there are tasks. A CRI proxy has none and
+/// responds at once, so the pause keeps the executor from polling in a tight loop.
 fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {
     match polled {
         Ok(batch) if !batch.tasks.is_empty() => Duration::ZERO,
@@ -164,7 +164,7 @@ fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {
     }
 }
 
-/// Polls the agent for tasks once; it delays its response until there are some.
+/// Polls the agent for tasks once; it delays the response until there are some.
 fn poll(config: Option<&Path>) -> Result<TaskBatch, Failure> {
     // Read for each poll, because the configuration may have changed.
     let meta_plugin = MetaPlugin::find(config, &[])?;

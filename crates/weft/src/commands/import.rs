@@ -1,4 +1,4 @@
-//! `weft import`: imports the state that another meta-plugin or IPAM plugin has while its pods run.
+//! `weft import`: imports another meta-plugin's or IPAM plugin's state while the pods run.
 
 mod multus;
 mod whereabouts;

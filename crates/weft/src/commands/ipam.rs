@@ -433,7 +433,7 @@ async fn free(client: &Client, snapshot: &ClusterSnapshot, name: &str, force: bo
     output::print(&format!("{}\n", json!({ "freed": name })))
 }
 
-/// Deletes an invalid object. Its finalizer is removed first, because it would delay the deletion.
+/// Deletes an invalid object. The finalizer is removed first, because it would delay the deletion.
 async fn remove_invalid(client: &Client, name: &str, block: &BlockObject) -> Result<(), kube::Error> {
     let blocks: Api<BlockObject> = Api::all(client.clone());
     if block.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty()) {
@@ -468,9 +468,9 @@ fn find_block<'a>(snapshot: &'a ClusterSnapshot, name: &str) -> Result<&'a Block
     }
 }
 
-/// Refuses to release a block in use. A running node continues to allocate from its address store, so its
-/// blocks are always refused. If a node is deleted or an address has no node, the addresses may still be in
-/// use, so `--force` is required.
+/// Refuses to release a block in use. A running node continues to allocate from the address store, so blocks on it are
+/// always refused. If a node is deleted or an address has no node, the addresses may still be in use, so `--force` is
+/// required.
 fn refuse_if_in_use(
     snapshot: &ClusterSnapshot,
     name: &str,

@@ -94,7 +94,7 @@ struct LintReport {
     fixed: Vec<Fixed>,
 }
 
-/// Finding with its file.
+/// Finding and file.
 #[derive(Debug, Serialize)]
 struct Located {
     file: String,
@@ -102,7 +102,7 @@ struct Located {
     finding: Finding,
 }
 
-/// Corrected fault with its file.
+/// Corrected error and file.
 #[derive(Debug, Serialize)]
 struct Fixed {
     file: String,

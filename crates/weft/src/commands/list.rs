@@ -1,9 +1,9 @@
-//! `weft list`: lists the sandboxes of this node and their attachments, from the journal; with an option of the cluster
-//! (`-A`, `-n`, `--context`, `--kubeconfig`) the pods of the cluster, from the API server.
+//! `weft list`: lists this node's sandboxes and attachments, from the journal; with a cluster option (`-A`, `-n`,
+//! `--context`, `--kubeconfig`) the cluster's pods, from the API server.
 //!
-//! - An unreadable entry is a row with its error, and the exit code is 1.
+//! - An unreadable entry is a row with the error, and the exit code is 1.
 //! - "no attachments" is printed only if every journal of the node is known.
-//! - `-o json` prints one document for each sandbox. A test fixes its fields.
+//! - `-o json` prints one document for each sandbox. A test fixes the fields.
 //! - It changes nothing, and queries the kernel only for `--policies`.
 
 mod cluster;
@@ -243,7 +243,7 @@ fn document(row: &Row) -> Document<'_> {
     }
 }
 
-/// Returns the time at which an entry was last written: that of the ADD, unless its networks were changed.
+/// Returns when an entry was last written: at the ADD, unless the networks were changed since.
 fn written(journal: &Journal, row: &Row) -> Option<SystemTime> {
     let Row::Entry(entry) = row else { return None };
     std::fs::metadata(journal.file(&entry.container_id)).ok()?.modified().ok()

@@ -6,7 +6,7 @@
 //!                          └─ pods ──► weft import multus on the node
 //! ```
 //!
-//! - A node is moved by its label: Multus runs where it is set, weft where it is not (docs/migrate-from-multus.md).
+//! - A node is moved by a label: Multus runs where it is set, weft where it is not (docs/migrate-from-multus.md).
 //! - Work on a node's files is done by a pod with the image of weft that exists only for that ([`node_job`]).
 //! - The state of a migration is in the cluster: label and annotation of each node. A command that was interrupted is
 //!   repeated and continues with the node it was at. A node that fails stops the command and stays cordoned.

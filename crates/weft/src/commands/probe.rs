@@ -32,8 +32,8 @@ use cni::name::IfName;
 
 /// UDP port that the probes use.
 const PORT: u16 = 9469;
-/// Number of small packets to send to an address. The first ones may be lost while duplicate address
-/// detection runs for an IPv6 address, or while a bridge learns its ports.
+/// Number of small packets to send to an address. The first ones may be lost while duplicate address detection runs for
+/// an IPv6 address, or while a bridge learns which port leads there.
 const SMALL_ATTEMPTS: u64 = 12;
 /// Number of large packets to send to an address.
 const LARGE_ATTEMPTS: u64 = 3;

@@ -1,5 +1,5 @@
-//! `weft reset`: removes what trials left on this machine: attachments of `weft attach`, their namespaces, directories of
-//! killed commands. Sandboxes of a container runtime stay.
+//! `weft reset`: removes what trials left on this machine: attachments and namespaces of `weft attach`, and directories
+//! that killed commands left. A container runtime's sandboxes stay.
 //!
 //! ```text
 //!   journal ──► sandboxes of attach ──► DEL, then their namespaces ─┐
@@ -7,11 +7,11 @@
 //!   /run/weft-demo-*, /run/weft-attach-* ──► removed ───────────────┘
 //! ```
 //!
-//! - It shows its plan, and changes something only with `--yes`. A failure does not stop the other removals.
-//! - A sandbox is one of `attach` if its namespace was created by it, or if its container ID is the name of its pod. IDs of
-//!   container runtimes are hexadecimal; a pod's name contains `_` there.
-//! - A namespace stays if a sandbox uses it, if a process runs in it, or if it contains anything that the kernel does not
-//!   create. This is verified again under the lock of its attach, which a running `attach` holds.
+//! - It shows the plan, and changes something only with `--yes`. A failure does not stop the other removals.
+//! - A sandbox was made by `attach` if `attach` created the namespace, or if the container ID is the pod's name.
+//!   Container runtimes use hexadecimal IDs; a pod's name contains `_` there.
+//! - A namespace stays if a sandbox uses it, if a process runs in it, or if it contains anything that the kernel does
+//!   not create. This is verified again under the lock that a running `attach` holds.
 
 use std::fs;
 

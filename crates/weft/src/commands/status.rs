@@ -1,12 +1,12 @@
-//! `weft status`: shows every node of the cluster: its agent, the plugin file, the default network, pools and failures.
+//! `weft status`: shows every cluster node: the agent, the plugin file, the default network, pools and failures.
 //!
 //! ```text
 //!   Nodes, pods of the DaemonSet, WeftNodes ── API server ──► one row for each node
 //! ```
 //!
 //! - It reads the API server only, with the rights of a cluster administrator or reader. Nothing is executed on a node.
-//! - Facts of the node are those of its last report ([`WeftNode`]); whether the agent runs is the readiness of its pod. An
-//!   agent that is no pod is ready as long as its report is recent.
+//! - A row shows facts from the node's last report ([`WeftNode`]); whether the agent runs is the pod's readiness. An
+//!   agent outside a pod is ready as long as the report is recent.
 //! - With `--wait` it looks again until every node is ready. An error of the API server is shown once, and tried again.
 
 use std::collections::BTreeMap;
@@ -36,9 +36,9 @@ use kube_support::resources::{NodeObject, PodObject};
 
 /// Selector for the agents' pods, in deploy/ and in the chart.
 const AGENTS: &str = "app.kubernetes.io/name=weft,app.kubernetes.io/component=agent";
-/// Agent container in its pod. A pod without it only installs weft (`weft install --thin`).
+/// Agent container in the weft pod. A pod without it only installs weft (`weft install --thin`).
 const CONTAINER: &str = "agent";
-/// Label on a node with its operating system.
+/// Node label with the operating system.
 const SYSTEM: &str = "kubernetes.io/os";
 /// Age up to which a report is recent if the agent is no pod, in seconds: three times the interval between
 /// unchanged reports.
@@ -86,15 +86,15 @@ pub(crate) struct Arguments {
 enum AgentPresence {
     /// It runs and is ready.
     Ready,
-    /// Its pod runs and is not ready.
+    /// The pod runs and is not ready.
     NotReady,
     /// The node has no agent.
     Missing,
-    /// The node plans without an agent, and its pod is ready.
+    /// The node plans without an agent, and the weft pod is ready.
     Thin,
 }
 
-/// Row for a node, and its document.
+/// Row and document for a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeRow {
@@ -190,8 +190,8 @@ fn outside_of_pod(failure: Failure) -> Failure {
     }
 }
 
-/// Prints the rows, and those that change, until the process is interrupted or its reader is gone. If the
-/// first look fails, it ends. Later, a node that is gone is a removed row.
+/// Prints the rows, and those that change, until the process is interrupted or the reader is gone. If the first look
+/// fails, it ends. Later, a node that is gone is a removed row.
 async fn watch_nodes(client: &Client, nodes: &[String], format: Format) -> Result<(), Failure> {
     let mut table = WatchedTable::new(1, REPORTED);
     let mut shown = String::new();
@@ -248,7 +248,7 @@ where
     listed.map(|list| list.items).map_err(|error| api_error::failure(format_args!("list {kind}"), &error))
 }
 
-/// Returns the reports by node name; none, with a message, if the cluster lacks their definition.
+/// Returns the reports by node name; none, with a message, if the cluster lacks the definition.
 async fn reports(client: &Client) -> Result<BTreeMap<String, WeftNodeStatus>, Failure> {
     let reports: Api<WeftNode> = Api::all(client.clone());
     match reports.list(&ListParams::default()).await {
@@ -332,8 +332,8 @@ impl AgentPresence {
 // === impl NodeRow ===
 
 impl NodeRow {
-    /// Whether pods on the node get their networks from this release: the agent is ready and the plugin is
-    /// its own.
+    /// Whether pods on the node get networks from this release: the agent is ready and has the same build as the
+    /// plugin.
     fn is_ready(&self) -> bool {
         match self.agent {
             AgentPresence::Ready => matches!(self.report.plugin, PluginState::Current | PluginState::Unknown),

@@ -1,13 +1,13 @@
-//! `weft test`: tests networks of a cluster with pods of its own, and removes them.
+//! `weft test`: tests cluster networks with test pods, and removes them.
 //!
 //! ```text
 //!   node 1: pod a ── weft probe ◄── the network ──► weft probe --to ── pod b: node 2
 //! ```
 //!
-//! - Each case is a network between two nodes. Its pods run the image of weft, without privilege.
+//! - Each case is a network between two nodes. The pods run the weft image, without privilege.
 //! - It verifies the network-status, the addresses, that each address replies, and that packets of the MTU do.
-//! - At the end, also after an interrupt, it deletes its pods and waits until they are gone. Pods of a killed run end by
-//!   themselves, and the next run deletes them.
+//! - At the end, also after an interrupt, it deletes the pods and waits until they are gone. Pods from a killed run end
+//!   by themselves, and the next run deletes them.
 //! - An error of the API server is tried again until the timeout.
 
 mod cases;
@@ -42,7 +42,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const EVENTS_INTERVAL: Duration = Duration::from_secs(2);
 /// Number of cases that run at the same time.
 const CONCURRENT: usize = 8;
-/// Time by which pods may outlive their case's timeout, in seconds.
+/// Time by which pods may outlive the case timeout, in seconds.
 const SPARE: u64 = 30;
 /// Timeout for the removal.
 const REMOVAL_MAX: Duration = Duration::from_secs(90);
@@ -254,8 +254,8 @@ async fn advance(
     }
 }
 
-/// Ends the cases whose pod will not get its network. If the API server does not list the Events, they end by
-/// the timeout.
+/// Ends the cases whose pod will not get the network. If the API server does not list the Events, they end by the
+/// timeout.
 async fn end_hopeless(
     client: &Client,
     batch: &mut [Case],
@@ -350,7 +350,7 @@ async fn remove_run(client: &Client, token: &str, namespaces: &BTreeSet<String>)
     remove_until_gone(client, namespaces, Some(token)).await.map(|_| ())
 }
 
-/// Deletes pods, and waits until they are gone. Returns their names. Signals do not end the removal.
+/// Deletes pods, waits until they are gone, and returns the pod names. Signals do not end the removal.
 async fn remove_until_gone(
     client: &Client,
     namespaces: &BTreeSet<String>,

@@ -1,10 +1,10 @@
 //! `weft trace`: follows the path of packets between two pods of a network, and says where they are lost.
 //!
-//! - The first pod is on this node. The journal has its interface and addresses; `weft-cni sandbox trace` enters the
-//!   namespaces. Nothing is changed, except for the packets of one probe.
+//! - The first pod is on this node. The journal has the interface and the addresses; `weft-cni sandbox trace` enters
+//!   the namespaces. Nothing is changed, except for the packets of one probe.
 //! - The network policies that weft enforces are read from the journal, before the packets are followed ([`policy_step`]).
-//! - Node, interface and addresses of a pod on another node come from the API. Its side of the path is not examined: the
-//!   step `attachment` has the command for it.
+//! - For a pod on another node, node, interface and addresses come from the API. That side of the path is not examined;
+//!   the step `attachment` has the command that does it.
 
 mod policy_step;
 
@@ -140,7 +140,7 @@ fn entry(journals: &KnownJournals, pod: &PodName) -> Result<Option<Entry>, Failu
     Ok(Target::of(pod).find(journals)?.map(|(_, entry)| entry))
 }
 
-/// Returns the interface of a pod on a network, by its network-status.
+/// Returns a pod's interface on a network, by network-status.
 fn interface(pod: &PodName, network: &str, status: &[status::Entry]) -> Option<(String, Vec<IpAddr>)> {
     let qualified = format!("{}/{network}", pod.namespace);
     let is_meant = |entry: &&status::Entry| entry.name == network || entry.name == qualified;
@@ -180,7 +180,7 @@ fn local_end(entry: &Entry, pod: &PodName, network: &str) -> Found {
     })
 }
 
-/// Returns the error about a first pod that is not on this node, with its node if the API server has it.
+/// Returns the error about a first pod that is not on this node, and names the node if the API server has it.
 fn sender_absent(from: &PodName, to: &PodName, arguments: &Arguments) -> Failure {
     let Arguments { network, tcp, cluster, .. } = arguments;
     let why = Failure::new(format!("pod {from} is not attached on this node"));
@@ -200,7 +200,7 @@ fn command((from, to): (&PodName, &PodName), network: &str, tcp: Option<u16>) ->
     format!("weft trace {from} {to} --network {network}{tcp}")
 }
 
-/// Returns the end of a pod on another node, by its object in the API.
+/// Returns the end for a pod on another node, from the API object.
 fn remote_end(pod: &PodName, network: &str, read: Result<Option<Pod>, Failure>) -> Found {
     let fault = |found: String, cure: &str| TraceStep {
         step: "attachment".to_owned(),
@@ -247,7 +247,7 @@ fn read_pod(pod: &PodName, cluster: &ClusterAccess) -> Result<Option<Pod>, Failu
     })
 }
 
-/// Returns the step of a pod that is attached. For a pod on another node it has the command that examines its side.
+/// Returns the step about an attached pod. For a pod on another node it has the command that examines that side.
 fn attached((pod, end): (&PodName, &TraceEnd), from: &PodName, network: &str) -> TraceStep {
     let TraceEnd { sandbox, node, interface, addresses, .. } = end;
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();

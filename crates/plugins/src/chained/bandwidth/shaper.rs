@@ -1,8 +1,7 @@
 //! Kernel objects for `bandwidth`: buckets, classes, and the ifb that shapes the packets a container sends.
 //!
-//! An ifb has the name that the reference plugin gives it, a hash over network and container, so that each
-//! plugin finds the other's. If the same container has a second interface on the same network, its ifb gets
-//! another name.
+//! An ifb has the name that the reference plugin gives it, a hash over network and container, so that each plugin finds
+//! the other's. If the same container has a second interface on the same network, that ifb gets another name.
 
 use cni::Error;
 use cni::invocation::Attachment;

@@ -106,7 +106,7 @@ fn call(bus: &mut Bus, member: &str, zone: &str, net: &IpNet) -> Result<crate::d
     })
 }
 
-/// Whether an error is one of the `words` that firewalld uses; its errors are a word and an explanation.
+/// Whether an error is one of the `words` that firewalld uses; an error is a word and an explanation.
 fn says(failure: &Failure, words: &[&str]) -> bool {
     match failure {
         Failure::Refused { message, .. } => words.iter().any(|word| message.starts_with(word)),

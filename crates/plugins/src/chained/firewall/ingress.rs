@@ -48,7 +48,7 @@ const SWITCHED: Table<'static> = Table::new(Family::Bridge, "weft_firewall");
 const PORTS: &str = "ports";
 const CHAIN: &str = "forward";
 
-/// Applies the policy to the container and to its bridge.
+/// Applies the policy to the container and the bridge.
 pub(super) fn add(policy: Policy, tag: &OwnerTag, target: &PolicyTarget) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
     nft.commit(routed(policy, tag, target)).or_refused()?;

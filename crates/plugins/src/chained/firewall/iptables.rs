@@ -8,8 +8,8 @@
 //! CNI-ISOLATION-STAGE-2: -o br0 -j DROP; -j RETURN
 //! ```
 //!
-//! The comment of a container's two rules is its owner tag, so DEL and GC find them without its address. The rules of
-//! the reference plugin have no comment and are found by address.
+//! The comment on a container's two rules is the owner tag, so DEL and GC find them without the address. The reference
+//! plugin's rules have no comment and are found by address.
 //!
 //! Source: plugins `plugins/meta/firewall/{iptables,ingresspolicy}.go`.
 
@@ -43,7 +43,7 @@ impl ContainerRules<'_> {
         Family::ALL.into_iter().filter(|family| self.addresses.iter().any(|net| family.has(net.addr())))
     }
 
-    /// Adds the container's rules and those that its policy needs.
+    /// Adds the container's rules and those that the ingress policy needs.
     pub(super) fn add(&self) -> Result<(), Error> {
         let lock = FilterLock::take()?;
         for family in self.families() {
@@ -138,9 +138,8 @@ pub fn comment_of(rule: &str) -> Option<&str> {
 
 // === DEL, GC ===
 
-/// Removes the container's rules with its owner tag. If a family has none, removes those without a comment
-/// that match a known address: the reference plugin created them. Otherwise those belong to another container
-/// with the address.
+/// Removes the container's rules by owner tag. If a family has none, removes those without a comment that match a known
+/// address: the reference plugin created them. Otherwise those belong to another container with the address.
 pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let text = tag.text(COMMENT_MAX);
     iptables::clean(TABLE, &[PRIVATE], &mut |saved| {
@@ -154,8 +153,8 @@ pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     })
 }
 
-/// Removes the rules that attachments of `plugin` to `network` have and that are not valid any more. The
-/// reference plugin's rules stay, because they do not name their attachment.
+/// Removes the rules that attachments of `plugin` to `network` have and that are not valid any more. The reference
+/// plugin's rules stay, because they do not name an attachment.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let is_stale = entries::is_stale(plugin, network, valid);
     remove_all(&|line| comment_of(line).is_some_and(&is_stale))

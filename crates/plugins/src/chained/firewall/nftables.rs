@@ -111,7 +111,7 @@ fn rules() -> [Rule; 7] {
     ]
 }
 
-/// Returns the table with its sets and chains; rules in other tables and in the chain `admin` stay.
+/// Returns the table, sets and chains; rules in other tables and in the chain `admin` stay.
 pub(super) fn shared_objects() -> Batch {
     let base = BaseChain {
         chain_type: ChainType::Filter,

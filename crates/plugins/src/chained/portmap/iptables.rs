@@ -89,7 +89,7 @@ impl Forwarding<'_> {
         script
     }
 
-    /// Fails unless the chain, its rules and the jumps to it exist.
+    /// Fails unless the chain, the rules and the jumps to it exist.
     pub(super) fn check(&self, addresses: &[IpNet]) -> Result<(), Error> {
         let [chain, _] = chain_names(self.tag);
         for net in addresses {
@@ -220,14 +220,14 @@ fn absent_jumps(family: Family, unseen: &[String]) -> Result<Vec<String>, Error>
     Ok(absent)
 }
 
-/// Whether two rules have the same matches. `iptables-save` prints matches in another order than they were
-/// written, with other quotation marks, and addresses with their length. It also replaces long options, masks
-/// and names, which are not recognised here.
+/// Whether two rules have the same matches. `iptables-save` prints matches in another order than they were written,
+/// with other quotation marks, and addresses with a prefix length. It also replaces long options, masks and names,
+/// which are not recognised here.
 fn is_same(one: &str, other: &str) -> bool {
     matches_of(one) == matches_of(other)
 }
 
-/// Returns each option in a rule with its values, and with the `!` before it, in any order.
+/// Returns each option in a rule with the values, and with the `!` before it, in any order.
 fn matches_of(rule: &str) -> Vec<Vec<String>> {
     let mut all: Vec<Vec<String>> = Vec::new();
     for word in rule.split_whitespace() {
@@ -268,7 +268,7 @@ pub(super) fn exists(tag: &OwnerTag) -> Result<bool, Error> {
     })
 }
 
-/// Removes the container's chains and the jumps to them; returns their UDP ports.
+/// Removes the container's chains and the jumps to them; returns the UDP ports.
 pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<u16>, Error> {
     let chains = chain_names(tag);
     let chains = chains.each_ref().map(String::as_str);
@@ -314,7 +314,7 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>
     Ok(ports)
 }
 
-/// Returns a rule's target chain if it belongs to this network and its container is not among the valid ones.
+/// Returns a rule's target chain if it belongs to this network and the container is not among the valid ones.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
     chain_of(line).filter(|chain| *chain == DNAT_CHAIN)?;
     let (_, container) = iptables::named(line, COMMENT).filter(|(named, _)| *named == network)?;

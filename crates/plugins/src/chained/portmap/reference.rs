@@ -1,8 +1,8 @@
 //! nf_tables rules that the reference plugin from 1.6 on writes, which CHECK and DEL must recognise.
 //!
-//! They are in the tables `ip cni_hostport` and `ip6 cni_hostport`. There is one rule for each mapping, and
-//! its comment is only the container's id. So DEL removes a container's rules for all its networks, as the
-//! reference plugin does. GC, which must know the network, leaves them.
+//! They are in the tables `ip cni_hostport` and `ip6 cni_hostport`. There is one rule for each mapping, and the comment
+//! is only the container's id. So DEL removes a container's rules for all networks, as the reference plugin does. GC,
+//! which must know the network, leaves them.
 //!
 //! Source: plugins `plugins/meta/portmap/portmap_nftables.go`.
 

@@ -23,7 +23,7 @@ pub(super) struct Mapping {
     pub(super) host_port: NonZeroU16,
     /// Port in the container.
     pub(super) container_port: NonZeroU16,
-    /// Address on the host, if the runtime passes one; the unspecified address means all in its family.
+    /// Address on the host, if the runtime passes one; the unspecified address means all in that family.
     pub(super) host_ip: Option<IpAddr>,
 }
 

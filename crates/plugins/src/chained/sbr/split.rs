@@ -1,10 +1,10 @@
 //! Decides which of an interface's routes go into which table. `sbr.rs` executes the decision.
 //!
 //! Rules:
-//! - An address's table gets three kinds of routes: those from its subnet or through it, those in its family
-//!   without source and gateway, and the default route through its gateway.
-//! - A route that fits no address goes into every table in its family, and stays in the main table if there
-//!   is none, so no route is lost.
+//! - An address's table gets three kinds of routes: those from or through the subnet, those in the same family without
+//!   source and gateway, and the default route through the address's gateway.
+//! - A route that fits no address goes into every table in that family, and stays in the main table if there is none,
+//!   so no route is lost.
 //! - IPv6 link-local networks are copied and also stay in the main table, where neighbour discovery needs
 //!   them.
 //! - A table gets routes without a gateway first, because gateways must be reachable.
@@ -78,7 +78,7 @@ pub fn direct_first(routes: Vec<Route>) -> Vec<Route> {
     direct
 }
 
-/// Returns those of an interface's routes that its address `ip` needs.
+/// Returns the routes that the address `ip` needs, among an interface's routes.
 fn routes_of(ip: &IpConfig, addresses: &[IpConfig], own: &[Route]) -> Vec<Route> {
     let fits = |ip: &IpConfig, route: &Route| {
         let within = |address: Option<IpAddr>| address.is_some_and(|address| ip.address.contains(&address));
@@ -109,7 +109,7 @@ fn add_default(settings: &Settings, ip: &IpConfig, link: u32, routes: &mut Vec<R
     }
 }
 
-/// Returns the route to an address's subnet with the address as its source.
+/// Returns the route to an address's subnet, with the address as source.
 fn hint(ip: &IpConfig, link: u32) -> Route {
     let mut route = Route::new(ip.address.trunc(), link, None);
     route.source = Some(ip.address.addr());

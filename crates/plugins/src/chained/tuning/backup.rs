@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Rules:
-//! - The first five fields are the reference plugin's, with its meaning, so each plugin reads the other's files.
+//! - The first five fields are the reference plugin's, with the same meaning, so each plugin reads the other's files.
 //!   `network` and `sysctl` are additions that it ignores.
 //! - Only values that are to be changed are written, before they are changed.
 //! - A backed-up value is kept: otherwise a repeated ADD would take the values of the first for the original ones.
@@ -99,7 +99,7 @@ pub struct BackupFile {
     path: PathBuf,
 }
 
-/// Whether a temporary file is so old that its writer must have been killed.
+/// Whether a temporary file is so old that the writer must have been killed.
 fn is_abandoned(path: &Path) -> bool {
     let age = path.symlink_metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed());
     matches!(age, Ok(Ok(age)) if age > ABANDONED)

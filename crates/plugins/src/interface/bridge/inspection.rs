@@ -89,7 +89,7 @@ fn inspect_port(
     Ok(port)
 }
 
-/// Fails unless the gateways' addresses are on the bridge, or on its port in the VLAN.
+/// Fails unless the gateways' addresses are on the bridge, or on the bridge port in the VLAN.
 fn inspect_gateways(
     host: &mut Rtnl,
     network: &Network,

@@ -109,9 +109,9 @@ pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &str) -> Resul
 /// Waits until the bridge forwards the port's traffic, unless `forwarding` is not expected. Returns bridge
 /// and port as they are then.
 ///
-/// A bridge gets its carrier from its first port a moment later, and answers for no IPv6 address before. The
-/// port is read first: since Linux 6.8 the request makes the kernel process the port's carrier change. Then
-/// the port forwards and the bridge has its carrier, which the second read finds.
+/// A bridge gets the carrier from the first port a moment later, and answers for no IPv6 address before. The port is
+/// read first: since Linux 6.8 the request makes the kernel process the port's carrier change. Then the port forwards
+/// and the bridge has the carrier, which the second read finds.
 pub(super) fn await_forwarding(
     host: &mut Rtnl,
     bridge: &str,

@@ -1,4 +1,4 @@
-//! `macspoofchk`: drops frames of a container that do not have its hardware address as their source.
+//! `macspoofchk`: drops frames from a container whose source is not the container's hardware address.
 //!
 //! ```text
 //! table bridge weft_spoofing {

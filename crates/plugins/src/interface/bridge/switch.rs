@@ -40,7 +40,7 @@ impl Hold {
 /// Bridge that an ADD uses.
 pub(super) struct Switch {
     pub(super) link: Link,
-    /// Whether it keeps its hardware address whatever ports it has. False if that is unknown.
+    /// Whether it keeps the hardware address whatever ports it has. False if that is unknown.
     mac_is_fixed: bool,
 }
 
@@ -288,8 +288,8 @@ fn confirm_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> 
 
 /// Fixes the bridge's hardware address. `ip link set dev BR address MAC`
 ///
-/// Without it the bridge uses the lowest address among its ports, and the containers' neighbour tables become
-/// invalid when ports change.
+/// Without it the bridge uses the lowest address among the ports, and the containers' neighbour tables become invalid
+/// when ports change.
 fn fix_mac(host: &mut Rtnl, link: &Link) -> Result<(), Error> {
     // A bridge that lost its last port has no address until now.
     let mac = match link.mac.iter().all(|byte| *byte == 0) {

@@ -37,7 +37,7 @@ pub(super) trait Find {
 
     /// Finds the device on the host.
     ///
-    /// If the kernel returned the device when its container ended, the device gets its name back first.
+    /// If the kernel returned the device when the container ended, the name is restored first.
     fn find(&self, host: &mut Rtnl) -> Result<FoundDevice, Error>;
 }
 
@@ -70,8 +70,8 @@ fn named(host: &mut Rtnl, name: &str) -> Result<Link, Error> {
     relocation::find_returned(host, name)?.ok_or_else(absent)
 }
 
-/// Returns the interface with this hardware address. Hardware is preferred: a virtual interface often has its
-/// parent's address.
+/// Returns the interface with this hardware address. Hardware is preferred: a virtual interface often has the parent's
+/// address.
 fn with_address(host: &mut Rtnl, mac: &[u8]) -> Result<Link, Error> {
     let links = host.links().or_refused()?;
     let first = links

@@ -1,7 +1,7 @@
-//! Record about a moved device: its state on the host and the attachment it was moved for.
+//! Record about a moved device: the state on the host, and the attachment that it was moved for.
 //!
 //! Rules:
-//! - While the device is away, its alias is exactly its name on the host: the Go plugin's DEL reads it, too.
+//! - While the device is away, the alias is exactly the name on the host, because the Go plugin's DEL reads it, too.
 //! - The file is written before the device moves and removed after it is back, so each moved device has a
 //!   record.
 //! - A process in the container can write the device's name, alias, hardware address and other settings. So a
@@ -100,7 +100,7 @@ pub(super) struct Record {
     /// Absent if an earlier weft release moved the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     settings: Option<Settings>,
-    /// The link's parent or peer: its index, and the host's id for the namespace that has this index.
+    /// The link's parent or peer: the index, and the host's id for the namespace that has this index.
     #[serde(rename = "end")]
     peer: (Option<u32>, Option<i32>),
 }
@@ -113,7 +113,7 @@ impl HostState {
 }
 
 impl Further {
-    /// Returns the settings that `link` has now, without its offloads.
+    /// Returns the settings that `link` has now, without offloads.
     fn of(link: &Link) -> Further {
         let DeviceSettings { broadcast, link_mode, protocol_down, aggregation } = &link.settings;
         Further {
@@ -164,8 +164,8 @@ impl Record {
         }
     }
 
-    /// Returns a record about `link`, in the container, which was the device `name` on the host: another
-    /// program moved it, or its record is lost.
+    /// Returns a record about `link`, in the container, which was the device `name` on the host: another program moved
+    /// it, or the record is lost.
     pub(super) fn without_file(name: &str, link: &Link) -> Record {
         let host_state = HostState { name: name.to_owned(), ..HostState::default() };
         Record {
@@ -193,8 +193,7 @@ impl Record {
         self
     }
 
-    /// Returns the offloads that differ from the record, each with its recorded value. `now`: the requested
-    /// ones.
+    /// Returns the offloads that differ from the record, with the recorded values. `now`: the requested ones.
     pub(super) fn offload_resets<'a>(&'a self, now: &'a [String]) -> Vec<(&'a str, bool)> {
         let Some(had) = self.further().and_then(|further| further.offloads.as_ref()) else {
             return Vec::new();
@@ -226,7 +225,7 @@ impl Record {
         OwnerTag::read(&self.tag)
     }
 
-    /// Decodes a file; `None` if its content is invalid.
+    /// Decodes a file; `None` if the content is invalid.
     pub(super) fn read(bytes: &[u8]) -> Option<Record> {
         let record: Record = serde_json::from_slice(bytes).ok()?;
         (record.tag().is_some() && ifname_fault(&record.host_state.name).is_none()).then_some(record)
@@ -269,13 +268,13 @@ impl Record {
         link.name != self.host_state.name && self.is_outside(link)
     }
 
-    /// Whether `link` is the device on the host, under its own name.
+    /// Whether `link` is the device on the host, under the original name.
     pub(super) fn is_unmoved(&self, link: &Link) -> bool {
         link.name == self.host_state.name && self.is_outside(link)
     }
 
-    /// Whether `link`, which was moved from the container to the host as the device, is the device. A process
-    /// in the container may have replaced the device between its search and the move.
+    /// Whether `link`, which was moved from the container to the host as the device, is the device. A process in the
+    /// container may have replaced the device between the search and the move.
     pub(super) fn is_moved(&self, link: &Link) -> bool {
         let is_card = self.permanent.is_empty() || mac_text(&link.permanent_mac) == self.permanent;
         link.kind == self.kind && is_card && self.has_recorded_peer(link)
@@ -286,8 +285,8 @@ impl Record {
         self.kind.is_empty() || self.peer == peer(link)
     }
 
-    /// Returns the changes that give the device its settings back; the first one cannot fail because of its
-    /// driver. `mac`, `further`: [`Record::mac`], [`Record::device_settings`].
+    /// Returns the changes that restore the device's settings; the first one cannot fail because of the driver. `mac`,
+    /// `further`: [`Record::mac`], [`Record::device_settings`].
     pub(super) fn resets<'a>(
         &'a self,
         link: &'a Link,
@@ -334,9 +333,8 @@ impl Record {
         (beyond(&link.alternative_names, had), beyond(had, &link.alternative_names))
     }
 
-    /// Whether a device that was not found no longer exists. The kernel destroys virtual devices with their
-    /// namespace and returns hardware after a while. `looked_inside`: whether the search included the
-    /// device's namespace.
+    /// Whether a device that was not found no longer exists. The kernel destroys virtual devices with the namespace and
+    /// returns hardware after a while. `looked_inside`: whether the search included the device's namespace.
     pub(super) fn is_lost(&self, looked_inside: bool) -> bool {
         // A namespace that cannot be looked at may be the device's.
         let same = |netns: Netns| netns.identity().map_or(true, |identity| identity.inode() == self.inode);
@@ -344,8 +342,8 @@ impl Record {
         !self.kind.is_empty() && (looked_inside || !lives())
     }
 
-    /// Whether `link` has this index and the device's kind, or the device's permanent address. An index is
-    /// unique in a namespace, and hardware gets a new one if its index is in use.
+    /// Whether `link` has this index and the device's kind, or the device's permanent address. An index is unique in a
+    /// namespace, and hardware gets a new one if the index is in use.
     fn is_device(&self, link: &Link, index: u32) -> bool {
         let permanent = mac_text(&link.permanent_mac);
         let matches =

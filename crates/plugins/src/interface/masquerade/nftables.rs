@@ -12,10 +12,10 @@
 //! ```
 //!
 //! Rules:
-//! - Table, maps and chains are created once and shared. An attachment is one entry, found by its address in constant
-//!   time and identified by its comment.
+//! - Table, maps and chains are created once and shared. An attachment is one entry, found by address in constant time
+//!   and identified by the comment.
 //! - There is one chain for each subnet, and it is not removed. Addresses with /32 or /128 share one chain.
-//! - An entry is removed only if its comment names the attachment: another container may have the address, too. See
+//! - An entry is removed only if the comment names the attachment: another container may have the address, too. See
 //!   `entries`.
 //!
 //! Source: nft(8); plugins `pkg/ip/ipmasq_nftables_linux.go` (G5, which has one more rule for each address).
@@ -161,7 +161,7 @@ fn is_single(net: &IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
 }
 
-/// Returns the name for a subnet's chain, which all its addresses share. A colon would have to be quoted in
+/// Returns the name for a subnet's chain, which all addresses in the subnet share. A colon would have to be quoted in
 /// nft.
 pub fn subnet_chain(net: &IpNet) -> String {
     format!("subnet_{}", net.trunc()).replace(':', "-")

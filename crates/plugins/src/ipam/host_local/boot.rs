@@ -1,9 +1,9 @@
-//! Boot in which a reservation was made, as an extended attribute on its file.
+//! Boot in which a reservation was made, as an extended file attribute.
 //!
 //! The reference plugin ignores the attribute, and it is removed with the file. A reservation counts as made
 //! in an earlier boot only if all this is true:
 //!
-//! - The file has the attribute. The reference plugin sets none, so its reservations never count.
+//! - The reference plugin sets no such attribute, so those reservations never count.
 //! - It names this machine and another boot than the present one.
 //! - The file was last modified before the present boot.
 //! - The file system is local to one kernel: no other node can have it mounted.

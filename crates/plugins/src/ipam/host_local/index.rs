@@ -1,9 +1,9 @@
 //! Index from owners to reservations, so that not every file must be read: a copy of what the directory
 //! contains.
 //!
-//! A reservation's owner is in its file. With thousands of reservations, to read all files takes longer than
-//! the rest of a call. The index is one file in `/run` with 32 bytes for each reservation: half of the
-//! owner's hash, and the address. It is only a hint: the files that it leads to are read and compared.
+//! A reservation file names the owner. With thousands of reservations, reading all files takes longer than the rest of
+//! a call. The index is one file in `/run` with 32 bytes for each reservation: half of the owner's hash, and the
+//! address. It is only a hint: the files that it leads to are read and compared.
 //!
 //! Rules:
 //! - The directory is the source of truth, and the reference plugin changes it without the index. The index
@@ -144,7 +144,7 @@ impl Index {
     }
 }
 
-/// Opens the index for writing; creates it and its directories if they do not exist.
+/// Opens the index for writing; creates it and the directories above it if they do not exist.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600);

@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 
-/// Returns the file as `/proc/locks` names it: its device's major and minor number, and inode.
+/// Returns the file as `/proc/locks` names it: the device's major and minor number, and the inode.
 pub(super) fn identity(file: &File) -> Option<String> {
     let meta = file.metadata().ok()?;
     let device = meta.dev();
@@ -20,7 +20,7 @@ pub(super) fn find(identity: Option<String>) -> Option<String> {
     Some(format!("process {process} ({})", name.trim()))
 }
 
-/// Returns the process id in a held lock's line. If a process waits, its line has `->`.
+/// Returns the process id in a held lock's line. The line of a waiting process has `->`.
 fn holder(locks: &str, identity: &str) -> Option<u32> {
     let held = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let held = held.filter(|words| words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&identity));

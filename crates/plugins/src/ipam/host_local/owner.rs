@@ -1,8 +1,8 @@
-//! Owner that has a reservation, which is what its file contains.
+//! Owner of a reservation, as the reservation file contains it.
 //!
-//! The reference plugin writes the container's id, a carriage return and a line feed, and the interface's
-//! name. Its first versions wrote only the id, which stands for every interface that the container has. White
-//! space around it is ignored.
+//! The reference plugin writes the container's id, a carriage return and a line feed, and the interface's name. The
+//! first versions wrote only the id, which stands for every interface that the container has. White space around it is
+//! ignored.
 //!
 //! An empty file is left if a kill, a full disk or a power failure came between the creation and the write.
 //! Such an address was never returned to a caller. The process that reads a file holds the lock, so no other process
@@ -37,7 +37,7 @@ pub enum Content {
     Unfinished,
     /// The file is another program's, and so is the address.
     Foreign,
-    /// The file cannot be read, for example from a bad sector. Its owner is unknown.
+    /// The file cannot be read, for example from a bad sector. The owner is unknown.
     Unreadable,
 }
 
@@ -52,7 +52,7 @@ impl Owner {
         Owner { container: who.container.to_string(), ifname: None }
     }
 
-    /// Returns what its files contain.
+    /// Returns the file content.
     pub fn content(&self) -> String {
         match &self.ifname {
             Some(ifname) => format!("{}{DIVIDER}{ifname}", self.container),

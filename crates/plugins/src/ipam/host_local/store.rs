@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Rules:
-//! - A reservation appears complete or not at all: its file is written without a name and then linked.
+//! - A reservation appears complete or not at all: the file is written without a name and then linked.
 //! - Names that are no address, and entries that are no regular file, are left alone.
 //! - An address is chosen without reading any file. Files are read only to find an owner's reservations, and then with
 //!   the help of the [`Index`].
@@ -87,7 +87,7 @@ impl Store {
         Store::open(location)
     }
 
-    /// Opens the directory; `None` if no directory can be at its path, and then nothing is reserved.
+    /// Opens the directory; `None` if no directory can be at that path, and then nothing is reserved.
     pub fn find(location: &StoreLocation) -> Result<Option<Store>, Error> {
         match fs::metadata(&location.directory) {
             Err(error) if leads_nowhere(&error) => Ok(None),
@@ -196,8 +196,7 @@ fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Re
 impl Store {
     /// Returns every name that is an address. `ls -U`
     ///
-    /// Lists with the open directory: std would open another one, and its list would initialize musl's
-    /// allocator.
+    /// Lists with the open directory: std would open another one, and listing it would initialize musl's allocator.
     fn names(&self) -> Result<Vec<Reservation>, Error> {
         let failed = |errno: Errno| self.failed("list", "", &errno.into());
         seek(&self.directory, SeekFrom::Start(0)).map_err(failed)?;
@@ -219,7 +218,7 @@ impl Store {
         Ok(self.names()?.into_iter().map(|reservation| reservation.ip).collect())
     }
 
-    /// Returns every reservation with what its file contains.
+    /// Returns every reservation with the file content.
     pub fn all(&self) -> Result<Vec<(Reservation, Content)>, Error> {
         let mut all = Vec::new();
         for reservation in self.names()? {

@@ -1,7 +1,7 @@
 //! Bridge ports on a path: VLANs on both pods' ports, and ports that lead to other nodes.
 //!
-//! - A pod sends untagged frames, which belong to the VLAN with the flag `pvid` on its port. They reach the
-//!   other pod if they leave its port untagged. Replies need the same in the other direction.
+//! - A pod sends untagged frames, which belong to the VLAN with the flag `pvid` on the sender's port. They reach the
+//!   other pod if they leave the receiver's port untagged. Replies need the same in the other direction.
 //! - A port with one of weft's owner tags leads to a pod on this node. Any other port may lead to another
 //!   node.
 //!
@@ -30,7 +30,7 @@ pub(super) struct PortVlans {
 }
 
 impl PortVlans {
-    /// Reads the VLANs on a pod's port; `None` if its bridge does not filter VLANs.
+    /// Reads the VLANs on a pod's port; `None` if the bridge does not filter VLANs.
     pub(super) fn read(
         net: &mut Rtnl,
         (bridge, port, pod): (&Link, &Link, &str),

@@ -1,4 +1,4 @@
-//! Part of a path on the host: the interfaces' other ends, their bridge, its VLANs, MTUs and packet filters.
+//! Part of a path on the host: the interfaces' other ends, the bridge, VLANs, MTUs and packet filters.
 
 use std::collections::BTreeSet;
 

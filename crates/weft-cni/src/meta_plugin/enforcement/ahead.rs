@@ -1,14 +1,14 @@
-//! Rules that are committed while the networks before their own are attached.
+//! Rules that are committed ahead, while earlier networks are being attached.
 //!
 //! ```text
 //!   network 1: plugins ──────────────────► network 2: take() ─► plugins
 //!   thread:    rules of network 2 ─► rules of network 3 ─►
 //! ```
 //!
-//! - The kernel and the plugins of another network work at the same time. An attachment waits for its own rules before its
+//! - The kernel and the plugins of another network work at the same time. An attachment waits for the rules before the
 //!   plugins run, so no packet passes without them.
-//! - A plugin that is not built in could change the pod's rules, for example with `nft flush ruleset`. The rules in the pod
-//!   of the networks after it are committed in their turn.
+//! - A plugin that is not built in could change the pod's rules, for example with `nft flush ruleset`. The rules in the
+//!   pod of the networks after it are committed in turn.
 //! - The journal has the names of all rules before the first is committed. A DEL removes them, whatever was begun.
 //! - Before anything is undone, no transaction is in progress any more. The rules of networks that were not attempted are
 //!   removed.
@@ -116,8 +116,8 @@ impl Drop for AheadRules {
     }
 }
 
-/// Returns a job for each attachment with policies after the first one. An attachment whose configuration is
-/// invalid has none: its ADD reports that in its turn.
+/// Returns a job for each attachment with policies after the first one. An attachment whose configuration is invalid
+/// has none: the ADD reports that in turn.
 fn jobs(invoker: &PluginInvoker, entry: &Entry) -> Vec<Job> {
     let delegates = &entry.plan.delegates;
     let is_external = |delegate: &Delegate| !is_built_in(invoker, entry, delegate);

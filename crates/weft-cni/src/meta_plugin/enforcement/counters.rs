@@ -1,7 +1,7 @@
 //! Counters in an attachment's rules.
 //!
 //! A policy rule is several kernel rules, one for each kind of peer, so the counters are added up. The rules that let
-//! replies pass come first, so a connection counts with the packets before its first reply.
+//! replies pass come first, so a connection counts only with the packets before the first reply.
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,7 @@ const ATTACHMENT_LENGTH: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JournalId(String);
 
-/// Id that stands for an attachment in the names of its chains and sets.
+/// Id that stands for an attachment in chain and set names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct AttachmentId(String);
 

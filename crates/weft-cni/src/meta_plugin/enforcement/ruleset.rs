@@ -81,7 +81,7 @@ pub(super) struct Target {
     pub(super) ipv6_peers: BTreeSet<String>,
 }
 
-/// Way in which the attachment gets its addresses.
+/// How the attachment gets addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leases {
     /// Without packets.

@@ -1,6 +1,6 @@
 //! Removes secrets from documents and texts in a support archive.
 //!
-//! - A value is removed if its name says that it is secret, whatever it is.
+//! - A value is removed if the field name says that it is secret, whatever the value is.
 //! - In texts, also inside strings in documents: named values, bearer tokens, JSON web tokens, private keys,
 //!   and passwords in URLs.
 //! - A JSON document inside a string, such as a network's configuration, is treated like the document around
@@ -90,7 +90,7 @@ pub(super) fn document(value: &mut Value) {
     }
 }
 
-/// Whether a field's name says that its value is secret.
+/// Whether a field name says that the value is secret.
 fn is_secret(name: &str) -> bool {
     let plain: String =
         name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! Simulated host of a demo with its pods: creation, use, removal.
+//! Simulated host for a demo: creates it and the pods, uses them, removes them.
 //!
 //! | object | name |
 //! |---|---|
@@ -33,12 +33,12 @@ const EXAMPLE_DIRECTORY: &str = "/run/weft-example";
 /// Timeout for one plugin, in seconds; short, because a person waits at a terminal.
 const DELEGATE_SECONDS: u32 = 10;
 
-/// Attached pod with its sandbox.
+/// Attached pod and the sandbox.
 #[derive(Debug)]
 pub(super) struct AttachedPod {
     /// Pod that was attached.
     pub(super) pod: PodName,
-    /// Path to its network namespace.
+    /// Path to the pod's network namespace.
     pub(super) netns: String,
     /// Journal entry after the ADD.
     pub(super) entry: Entry,
@@ -98,8 +98,7 @@ impl DemoHost {
         &self.pods
     }
 
-    /// Removes what killed runs left: first the attachments in their journals, then the namespaces with their
-    /// names.
+    /// Removes what killed runs left: first the attachments in the journals, then the namespaces with such names.
     pub(super) fn remove_abandoned(&self) -> Result<(), Failure> {
         self.remove_abandoned_runs(PREFIX)
     }
@@ -164,7 +163,7 @@ impl DemoHost {
         self.weft_cni.contents(&self.tag.host())
     }
 
-    /// Creates a sandbox for a pod and attaches its networks.
+    /// Creates a sandbox for a pod and attaches the networks.
     pub(super) fn attach(&mut self, loaded: &LoadedInputs, pod: &PodName) -> Result<(), Failure> {
         let number = self.pods.len() + 1;
         let netns = self.tag.namespace(&format!("pod{number}"));
@@ -231,7 +230,7 @@ impl DemoHost {
         Ok(())
     }
 
-    /// Detaches the pods. Their namespaces and the simulated host stay.
+    /// Detaches the pods. The namespaces and the simulated host stay.
     pub(super) fn detach_all(&mut self) -> Result<(), Failure> {
         while let Some(operations) = self.started.last() {
             self.detach(operations)?;

@@ -25,8 +25,8 @@ const DIRECTORIES: &[&str] = &["/run/netns", "/run/cni", "/var/lib/cni", "/var/l
 const RUN: &str = "/run";
 /// Directories that our plugins create for caches, the innermost first.
 const CACHE_DIRECTORIES: &[&str] = &["/run/weft/host-local", "/run/weft"];
-/// Cached copies of address directories. Their names do not contain a run's tag, so they are not compared
-/// while another demo runs.
+/// Cached copies of address directories. The names do not contain a run's tag, so they are not compared while another
+/// demo runs.
 const CACHED_ADDRESSES: &str = "/run/weft/host-local/";
 /// Maximum number of files.
 const FILES_MAX: usize = 100_000;
@@ -140,10 +140,10 @@ fn contents_differences(before: &Contents, after: &Contents) -> Vec<String> {
     removed.chain(after.difference(&before).map(|line| format!("+ {line}"))).collect()
 }
 
-/// Prints what remains on the simulated host after its pods were detached, and why.
+/// Prints what remains on the simulated host after the pods were detached, and why.
 ///
 /// # Errors
-/// Something other than a bridge, its addresses and its routes remains.
+/// Something other than a bridge, with addresses and routes, remains.
 pub(super) fn check_remaining(
     fresh: &Contents,
     remaining: &Contents,

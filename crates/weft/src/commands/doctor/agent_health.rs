@@ -1,4 +1,4 @@
-//! Health of the agent of this node: what its `/readyz` says about its caches.
+//! Agent health on this node: what `/readyz` says about the caches.
 //!
 //! An agent whose caches are stale still plans pods, but by an old state of the cluster: a changed policy or a new network
 //! definition is unknown to it.

@@ -1,7 +1,7 @@
 //! Findings about the kernel: features that the node's definitions need, and that this kernel lacks.
 //!
-//! - A feature is there if the kernel has one of its symbols, or if one of its modules is installed: the
-//!   kernel loads it by itself.
+//! - A feature is there if the kernel has one of the symbols, or if one of the modules is installed, which the kernel
+//!   then loads by itself.
 //! - Without the module directory, as in a pod, nothing is known about modules that are not loaded. Then
 //!   there is no finding, unless the kernel has no modules at all.
 //!
@@ -62,7 +62,7 @@ struct Kernel {
     release: String,
 }
 
-/// Networks that need a feature: its name, symbol and module.
+/// Networks by needed feature: name, symbol and module.
 type Needs = BTreeMap<(&'static str, &'static str, &'static str), BTreeSet<String>>;
 
 /// Returns the findings for a node's definitions: those in the files, in `manifestDir`, and from the API
@@ -209,7 +209,7 @@ fn symbols(text: &str) -> BTreeSet<&'static str> {
     found
 }
 
-/// Returns the modules in a directory, including those that are built in; `None` without their list.
+/// Returns the modules in a directory, including those that are built in; `None` if the list is missing.
 fn modules(directory: &Path) -> Option<BTreeSet<String>> {
     let installed = fs::read_to_string(directory.join("modules.dep")).ok()?;
     let built_in = fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default();

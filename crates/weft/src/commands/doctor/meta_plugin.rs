@@ -1,4 +1,4 @@
-//! Findings about the meta-plugin on this node: its configuration, its program, its planner and its STATUS.
+//! Findings about the meta-plugin on this node: configuration, program, planner and STATUS.
 //!
 //! The meta-plugin's STATUS checks what an ADD needs. This module checks what the meta-plugin cannot know:
 //! the file and the program that the runtime uses, and whether an agent or a `weft` can plan for pods that

@@ -19,7 +19,7 @@ const PLUGIN: &str = "weft";
 const PROGRAM: &str = "weft-cni";
 /// Extension that Cilium appends to other plugins' configurations.
 const CILIUM_EXTENSION: &str = "cilium_bak";
-/// Key for the option `cni.exclusive` in its ConfigMap.
+/// Key for the option `cni.exclusive` in Cilium's ConfigMap.
 const CILIUM_OPTION: &str = "cni-exclusive";
 /// Directory in which the kubelet mounts pod volumes.
 pub(super) const KUBELET_PODS: &str = "/var/lib/kubelet/pods";
@@ -34,7 +34,7 @@ const CLOCK_MAX: u64 = 300;
 /// Time before which no node's clock can be, in seconds since 1970: 2025-01-01.
 const CLOCK_MIN: u64 = 1_735_689_600;
 
-/// Free space in a file system, and its total size.
+/// Free space in a file system, and the total size.
 #[derive(Clone, Copy, Debug)]
 struct Space {
     free_bytes: u64,
@@ -79,8 +79,8 @@ fn broken_links(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
     broken
 }
 
-/// Returns a finding if Cilium renames other plugins' configurations in `directory`, where one of weft's
-/// still has its name.
+/// Returns a finding if Cilium renames other plugins' configurations in `directory`, where one of weft's still has the
+/// original name.
 pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -99,7 +99,7 @@ pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
 /// Returns a finding if a Cilium pod on this node has the option `cni.exclusive`, as the kubelet has mounted
 /// it.
 ///
-/// Cilium reads its ConfigMap from a volume, or from a copy in an empty directory.
+/// Cilium reads the ConfigMap from a volume, or from a copy in an empty directory.
 pub(super) fn cilium_option_finding(pods: &Path) -> Option<Finding> {
     let below = |path: PathBuf| {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();

@@ -1,6 +1,6 @@
 //! `weft doctor` in a pod without capabilities, such as the agent's: agent, journal, plugin file, kernel, disk and clock.
 //!
-//! The node's own configuration, its interfaces and packet filters are not visible in the pod. The last line says how they are
+//! The node's configuration, interfaces and packet filters are not visible in the pod. The last line says how they are
 //! checked.
 
 use std::os::unix::net::UnixStream;

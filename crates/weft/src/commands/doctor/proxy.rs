@@ -1,4 +1,4 @@
-//! Findings about `weft cri-proxy`, if it is used: the proxy itself, the runtime behind it, and its networks.
+//! Findings about `weft cri-proxy`, if it is used: the proxy itself, the runtime behind it, and the networks.
 
 use std::path::Path;
 
@@ -12,11 +12,10 @@ use cri::network_client::Client;
 use cri::runtime_status::ListReport;
 use cri_proxy::runtime_network;
 
-/// Directories in which a runtime behind the proxy usually has its CNI configuration.
+/// Directories in which a runtime behind the proxy usually has CNI configurations.
 const LISTS: [&str; 2] = ["/etc/cni/net.d", "/etc/cni/weft"];
 
-/// Whether a proxy is used on this node. A stopped proxy left its list in the runtime's directory, or
-/// sandboxes.
+/// Whether a proxy is used on this node. A stopped proxy left a list in the runtime's directory, or sandboxes.
 pub(super) fn is_used<'a>(socket: &Path, sandboxes: impl IntoIterator<Item = &'a Entry>) -> bool {
     socket.exists()
         || LISTS.iter().any(|directory| runtime_network::is_in(Path::new(directory)))

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! - Only the default directories of the plugins are read.
-//! - An address that was allocated less than five minutes ago is not reported, because its sandbox may still be created.
+//! - An address that was allocated less than five minutes ago is not reported, because the sandbox may still be
+//!   created.
 //! - There is one finding for each network and each address store. An unreadable directory or address store, from which
 //!   no pod gets an address, is a finding too.
 //!
@@ -27,7 +28,7 @@ use node_support::address_store::Held;
 pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";
 /// Maximum length for an owner, in bytes.
 const OWNER_MAX: u64 = 1024;
-/// Age below which an address is not reported, because its sandbox may still be created.
+/// Age below which an address is not reported, because the sandbox may still be created.
 const GRACE_PERIOD: Duration = Duration::from_secs(300);
 /// Next step for an unreadable file.
 pub(super) const RETRY: &str = "make it readable, then run weft doctor again";

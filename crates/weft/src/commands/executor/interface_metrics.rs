@@ -6,11 +6,9 @@
 //!
 //! - A scrape costs at most one run of `weft-cni`, and one request to the kernel for each interface. Scrapes
 //!   within [`FRESH`] get the same page.
-//! - A pod's series end with its sandbox. At most [`SERIES_MAX`] interfaces have series; the others are
-//!   counted.
+//! - A pod's series end with the sandbox. At most [`SERIES_MAX`] interfaces have series; the others are counted.
 //! - Counters are from the pod's point of view: `receive` is traffic to the pod.
-//! - Sandboxes with network policies cost a second run, for the counters on their rules
-//!   ([`super::policy_metrics`]).
+//! - Sandboxes with network policies cost a second run, for the rule counters ([`super::policy_metrics`]).
 
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,6 @@
 //! Packets that network policies allowed and denied, for each attachment on a node, for Prometheus.
 //!
-//! A counter begins again when its attachment's rules are written again.
+//! A counter begins again when the attachment's rules are written again.
 //!
 //! - At most [`SERIES_MAX`] counters have series; the others are counted, and so are attachments that were
 //!   not read.

@@ -71,7 +71,7 @@ impl NodePath {
     }
 
     /// Returns where the entry of this directory is for this process: a link is followed inside `root`. An entry that
-    /// cannot be found that way keeps its own path.
+    /// cannot be found that way keeps the same path.
     pub(super) fn locate(&self, root: &Path, entry: &Path) -> PathBuf {
         let Some(name) = entry.file_name() else { return entry.to_owned() };
         NodePath::below(root, &self.named.join(name)).map_or_else(|_| entry.to_owned(), |found| found.here)

@@ -1,11 +1,11 @@
 //! `weft install --remove`: removes the configuration. With `--wait` it also takes down the networks of existing
-//! sandboxes when their pods are deleted.
+//! sandboxes when the pods are deleted.
 //!
 //! - It is refused if no other network would remain: no pod could be created or deleted.
 //! - Without `--wait` it is refused while the journal has a sandbox. After the removal the runtime calls only the default
 //!   network's plugins for it, which do not know the other networks.
-//! - With `--wait` a sandbox is left alone while its network namespace exists, and is then taken down as recorded in the
-//!   journal. The command may be interrupted and restarted.
+//! - With `--wait` a sandbox is left alone while the network namespace exists, and is then taken down as recorded in
+//!   the journal. The command may be interrupted and restarted.
 //! - If another installer writes the configuration again, the command fails.
 //! - The credentials of `--thin` are removed with the configuration.
 //! - While the command waits, the configuration is kept in a subdirectory that no runtime reads. A restarted command finds
@@ -146,7 +146,7 @@ fn refuse_if_written(NodePath { named, here }: &NodePath) -> Result<(), Failure>
         .next("stop `weft install --follow` or the DaemonSet weft-agent, and run this command again"))
 }
 
-/// Refuses a removal that would leave the node, or a sandbox, without its networks.
+/// Refuses a removal that would leave the node, or a sandbox, without networks.
 fn refuse_if_needed(paths: &InstallPaths, journal: &NodePath, arguments: &Arguments) -> Result<(), Failure> {
     let InstallPaths { networks, written: NodePath { named, here }, .. } = paths;
     let directory = paths.directory()?;
@@ -246,7 +246,7 @@ fn wait(
     }
 }
 
-/// Facts of a sandbox from its journal entry.
+/// Facts about a sandbox, from the journal entry.
 struct SandboxEntry {
     uid: String,
     network: String,
@@ -254,7 +254,7 @@ struct SandboxEntry {
 }
 
 impl SandboxEntry {
-    /// Returns the task that takes the sandbox down once its namespace is gone.
+    /// Returns the task that takes the sandbox down once the namespace is gone.
     fn task(&self, container: &ContainerId) -> Task {
         let (container, uid) = (container.clone(), self.uid.clone());
         Task::TakeDown { container, uid, certainty: Certainty::PodGone }

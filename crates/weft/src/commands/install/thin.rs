@@ -1,4 +1,4 @@
-//! `weft install --thin`: installs `weft` and its credentials on a node without an agent.
+//! `weft install --thin`: installs `weft` and the credentials on a node without an agent.
 //!
 //! weft-cni runs this program for `weft plan --once`.
 //!

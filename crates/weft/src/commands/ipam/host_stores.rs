@@ -1,11 +1,10 @@
 //! This node's address stores, read without a cluster: windows, use, who holds addresses, and how one is
 //! released.
 //!
-//! - The kind of a store is read from its blocks: a store for this host alone uses the network as lease
-//!   identifier.
-//! - A network's window is what its last ADD recorded. Network and broadcast address, gateway and exclusions
-//!   are not in it, and not free.
-//! - Only `weft-cni` changes a store, under its lock.
+//! - The kind of store can be read from the blocks: a store for this host alone uses the network as lease identifier.
+//! - A network's window is what the last ADD recorded. Network and broadcast address, gateway and exclusions are not in
+//!   it, and not free.
+//! - Only `weft-cni` changes a store, under the store's lock.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

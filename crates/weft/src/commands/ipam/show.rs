@@ -1,4 +1,4 @@
-//! `weft ipam show`: how pools are used, their blocks, and this node's address stores.
+//! `weft ipam show`: pool usage, blocks, and this node's address stores.
 //!
 //! Only a node's address store knows which addresses in a block are allocated. For the whole cluster, `used`
 //! counts the addresses in the pods' network-status, leased single addresses and those that claims keep.
@@ -48,7 +48,7 @@ struct PoolDocument<'a> {
     store: Vec<StoreBlock>,
 }
 
-/// Block or single address in a pool, from its IPBlock object.
+/// Block or single address in a pool, from the IPBlock object.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BlockDocument {
@@ -59,7 +59,7 @@ struct BlockDocument {
     addresses: String,
 }
 
-/// Prints the pools; with `blocks`, also their blocks and single addresses.
+/// Prints the pools; with `blocks`, also the blocks and single addresses.
 pub(super) fn show(
     snapshot: &ClusterSnapshot,
     blocks: bool,
@@ -136,8 +136,8 @@ fn row(pool: &PoolDocument<'_>) -> Vec<String> {
     ]
 }
 
-/// Returns how many blocks are leased out of all. The total is undecided until a pool is first used, unless
-/// its block size is set, and unknown if the object is invalid.
+/// Returns how many blocks are leased out of all. The total is undecided until a pool is first used, unless the block
+/// size is set, and unknown if the object is invalid.
 fn block_share(pool: &PoolObject, status: &IPPoolStatus) -> String {
     let leased = status.leased_blocks;
     match pool.grid() {

@@ -16,7 +16,7 @@ const BAR: usize = 20;
 /// Quarantine for a network that is not known, in milliseconds.
 const QUARANTINE: u64 = 60_000;
 
-/// Block on this node, from its address store.
+/// Block on this node, from the address store.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StoreBlock {

@@ -1,4 +1,4 @@
-//! `weft lint --explain RULE`: one rule, with the examples from its section in `docs/lint.md`.
+//! `weft lint --explain RULE`: one rule, with the examples from `docs/lint.md`.
 
 use std::fmt::Write;
 

@@ -93,7 +93,7 @@ fn describe(text: &mut String, path: &str, finding: &Finding, colours: Colours) 
     }
 }
 
-/// Returns a fault without its next step.
+/// Returns an error text without the hint.
 fn sentence(fault: &Fault) -> String {
     plain(&Fault { cure: String::new(), ..fault.clone() }.to_string())
 }

@@ -1,6 +1,6 @@
 //! Atomic replacement of a corrected file.
 //!
-//! A link stays a link and its target is replaced. Mode and owner are kept. A reader never sees an incomplete file.
+//! A link stays a link and the target is replaced. Mode and owner are kept. A reader never sees an incomplete file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! `weft list` with an option of the cluster: lists the networks of the pods of a cluster, from their network-status.
+//! `weft list` with a cluster option: lists the networks that pods in the cluster have, from the network-status.
 //!
 //! - It reads pods from the API server, so it works from any machine, and also shows pods of nodes without weft.
 //! - A status that cannot be read is shown as such, and hides no other pod.
@@ -108,8 +108,8 @@ pub(super) fn list(
     output::print(&lay_out(&pods, format))
 }
 
-/// Prints the networks of the pods, and those that change, until the process is interrupted or its reader is gone. A
-/// failure ends it before the first list, later only if the API server refuses the user.
+/// Prints the pods' networks, and later those that change, until the process is interrupted or the reader is gone. A
+/// failure ends it before the first list; later only if the API server refuses the user.
 async fn watch_pods(client: Client, listed: ListedPods<'_>, format: Format) -> Result<(), Failure> {
     let api: Api<ListedPod> = listed.api(client);
     let config = watcher::Config { field_selector: listed.field_selector(), ..watcher::Config::default() };
@@ -161,7 +161,7 @@ async fn watch_pods(client: Client, listed: ListedPods<'_>, format: Format) -> R
 }
 
 impl ListedPods<'_> {
-    /// Returns the API of these pods, or of other objects in their namespaces.
+    /// Returns the API for these pods, or for other objects in the same namespaces.
     pub(super) fn api<K>(self, client: Client) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,

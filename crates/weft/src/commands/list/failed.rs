@@ -6,8 +6,8 @@
 //!   Events of the kubelet (FailedCreatePodSandBox) ┘
 //! ```
 //!
-//! - A pod fails if it runs without a network that it selects, if its annotation is invalid, or if its newest Event says
-//!   that a network failed ([`event_effect`]) and the pod is not ready. Repetitions are counted in the row.
+//! - A pod fails if it runs without a network that it selects, if the annotation is invalid, or if the newest Event
+//!   says that a network failed ([`event_effect`]) and the pod is not ready. The row counts repetitions.
 //! - Without an agent no Event of weft is sent: then the kubelet's Event has the error of `weft-cni`.
 //! - A pod that only waits is not failing.
 
@@ -38,7 +38,7 @@ const OF_WEFT: &str = "source=weft";
 const OF_KUBELET: &str = "reason=FailedCreatePodSandBox";
 /// Text before the error of `weft-cni` in an Event of the kubelet, after the identifier of the sandbox.
 const CALLED: &str = "plugin type=\"weft\"";
-/// Reason of a pod without an Event: it runs without a network, or its annotation is invalid.
+/// Reason for a pod without an Event: it runs without a network, or the annotation is invalid.
 const MISSING: &str = "NetworksMissing";
 const INVALID: &str = "AnnotationInvalid";
 
@@ -85,7 +85,7 @@ struct PodEvents {
     failures: u64,
 }
 
-/// Row of a failing pod, and its document.
+/// Row and document for a failing pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FailingPod {

@@ -29,10 +29,10 @@ pub(super) struct NodeJob<'a> {
 }
 
 impl NodeJob<'_> {
-    /// Runs a command to its end, and returns what it printed.
+    /// Runs a command to completion, and returns what it printed.
     ///
     /// # Errors
-    /// The pod cannot be created, does not end in time, or the command fails: its output.
+    /// The pod cannot be created, does not end in time, or the command fails; the error has the output.
     pub(super) fn run(&self, command: &[&str]) -> Result<String, Failure> {
         let NodeJob { kubectl, options: Options { namespace, timeout, .. }, .. } = self;
         let name = self.name();

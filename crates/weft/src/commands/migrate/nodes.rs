@@ -1,4 +1,4 @@
-//! Nodes of a migration: their state in the cluster, and the steps that move one.
+//! Nodes in a migration: the state in the cluster, and the steps that move one.
 //!
 //! The annotation is set before the first step and removed after the last one, so a repeated command knows a node that it
 //! has begun. Each step can be repeated.
@@ -38,7 +38,7 @@ pub(super) struct Migration<'a> {
 pub(super) struct NodeState {
     /// Name.
     pub(super) name: String,
-    /// Whether Multus runs on it, by its label.
+    /// Whether Multus runs on it, by label.
     has_multus: bool,
     is_cordoned: bool,
     /// Annotation of a node that is being moved.
@@ -165,7 +165,7 @@ impl<'a> Migration<'a> {
         Ok(done)
     }
 
-    /// Fails while the DaemonSet of whereabouts exists: it would write its program through the link of weft.
+    /// Fails while whereabouts' DaemonSet exists: it would write the whereabouts program through weft's link.
     ///
     /// # Errors
     /// It exists, or the cluster cannot be read.

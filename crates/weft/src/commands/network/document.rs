@@ -65,8 +65,7 @@ enum NetworkError {
     /// The document is neither a network nor a configuration list.
     #[error("not a network: expected metadata and cniv1_config, or a CNI configuration list")]
     Recognize,
-    /// The document does not have the API's form, or its configuration list is invalid or cannot be expressed
-    /// there.
+    /// The document does not have the API's form, or the configuration list is invalid or cannot be expressed there.
     #[error(transparent)]
     Invalid(#[from] cni::Error),
 }

@@ -1,8 +1,8 @@
 //! Base chains that exist unchanged, so that an ADD need not write them again.
 //!
-//! All attachments on the host share the base chains. To write an existing one again makes the kernel remove
-//! its rules after a grace period, for which each process that has used nf_tables waits when it exits. Two
-//! short lists take less.
+//! All attachments on the host share the base chains. Writing an existing one again makes the kernel remove the old
+//! rules after a grace period, for which each process that has used nf_tables waits when it exits. Two short lists take
+//! less.
 
 use linux::nft::{BaseChain, Batch, Nft, Table};
 use linux::{Error, Kind};

@@ -9,12 +9,12 @@
 //! A packet of a tracked connection passes as a reply. Without the chain, a pod could send a packet with the source address
 //! of another pod, whose connection the kernel would then track, and "reply" to it:
 //! - with the address of a pod with isolated ingress, to reach that pod: `guarded`;
-//! - with an address that it wants to reach, to an allowed peer, past its own isolated egress: `bound`.
+//! - with an address that it wants to reach, to an allowed peer, past the pod's isolated egress: `bound`.
 //!
 //! Such packets pass untracked. They are not dropped, because another network of the node may use the same addresses.
 //!
-//! The element of `owners` for the host end, and that of `bound`, have the id of their attachment as comment. A bridge is a
-//! link of many attachments, whose elements for it are shared: they exist as long as an attachment has the address.
+//! The element of `owners` for the host end, and that of `bound`, have the attachment id as comment. A bridge is a link
+//! of many attachments, whose elements for it are shared: they exist as long as an attachment has the address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ use super::BaseChains;
 
 /// Base chain before connection tracking.
 const CHAIN: &str = "tracking";
-/// Comment on its rules.
+/// Rule comment.
 const COMMENT: &str = "addresses of isolated pods";
 /// Number of rules.
 const RULES: usize = 4;
@@ -124,7 +124,7 @@ pub(super) fn write(family: Family, guard: &Guard<'_>, known: &mut BaseChains<'_
     }
 }
 
-/// Adds the operations that create the chain with its sets.
+/// Adds the operations that create the chain and the sets.
 fn write_chain(table: Table<'_>, batch: &mut Batch) {
     batch.ensure_base_chain(table, CHAIN, RAW).flush_chain(table, CHAIN);
     for Sets { is_v4: _, source, guarded, bound, owners } in &both() {

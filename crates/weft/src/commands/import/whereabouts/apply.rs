@@ -1,4 +1,4 @@
-//! Imports the addresses: creates the pools, and an object that keeps each address for its pod.
+//! Imports the addresses: creates the pools, and an object that keeps each address for the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -64,7 +64,7 @@ pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome
 }
 
 impl ImportRun<'_> {
-    /// Creates the object for an address, and its pool.
+    /// Creates the object for an address, and the pool.
     async fn import(&mut self, one: &OwnedAddress) -> Outcome {
         let Allocation { network_name, range, pod, .. } = &one.allocation;
         // A smaller range inside one belongs to the same pool, and must not get a pool of its own.

@@ -28,11 +28,11 @@ pub(super) struct SharedNetwork {
     pub(super) fixed: Vec<IpAddr>,
 }
 
-/// Networks by their definition's `namespace/name`.
+/// Networks by the definition's `namespace/name`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedNetworks(pub(super) BTreeMap<String, SharedNetwork>);
 
-/// Pod with an interface, and the address that its network-status shows for it.
+/// Pod with an interface, and the address that the network-status shows for it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ShownAddress {
     /// Address space.
@@ -99,7 +99,7 @@ impl SharedNetworks {
     }
 }
 
-/// Returns the network that a configuration describes; `None` if another plugin manages its addresses.
+/// Returns the network that a configuration describes; `None` if another plugin manages the addresses.
 fn shared_network(config: &str) -> Option<SharedNetwork> {
     let config: Value = serde_json::from_str(config).ok()?;
     let plugins = config["plugins"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);

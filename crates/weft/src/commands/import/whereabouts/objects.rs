@@ -294,7 +294,7 @@ impl SlicedRange {
     }
 }
 
-/// Returns a pool's address space, its whole range, and the range in which its offsets count.
+/// Returns a pool's address space, the whole range, and the range in which offsets count.
 fn pool_range(pool: &Value, slices: &[SlicedRange]) -> Result<(String, IpNet, IpNet), ReadError> {
     let (name, range) = (name_of(pool), string(&pool["spec"]["range"]));
     let own = range

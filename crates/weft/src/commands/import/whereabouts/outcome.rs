@@ -1,4 +1,4 @@
-//! Outcome of the import for each address: the plan, and its tables.
+//! Outcome of the import for each address: the plan as tables.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,13 +19,13 @@ use ipam_api::imported_claim::ImportedClaim;
 /// Outcome for one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It is reserved for its pod in this pool.
+    /// It is reserved for the pod in this pool.
     Kept(String),
     /// It would be reserved with `--apply`.
     WouldBeKept,
-    /// Its pod no longer exists.
+    /// The pod no longer exists.
     PodDeleted,
-    /// It cannot be reserved for its pod, with the reason.
+    /// It cannot be reserved for the pod, with the reason.
     Refused(String),
     /// A request failed, with the reason. A repeated run tries it again.
     Failed(String),
@@ -61,11 +61,11 @@ impl fmt::Display for Outcome {
 pub(super) enum Holding {
     /// No object contains it.
     Nothing,
-    /// An import made an object that keeps it for its pod, in this pool.
+    /// An import made an object that keeps it for the pod, in this pool.
     Imported(String),
-    /// weft allocated it to its pod.
+    /// weft allocated it to the pod.
     OfPod,
-    /// Its pod's node leases the block around it.
+    /// The pod's node leases the block around it.
     InBlockOfItsNode(String),
     /// It belongs to another owner, with a description.
     OfOther(String),

@@ -17,12 +17,12 @@ use ipnet::IpNet;
 use super::networks::ShownAddress;
 use super::objects::Allocation;
 
-/// Address with its owners.
+/// Address and owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OwnedAddress {
-    /// Address and its owner; if there are several, the first.
+    /// Address and owner; if there are several, the first.
     pub(super) allocation: Allocation,
-    /// Owners that contradict each other, each with where its claim comes from; empty: there is one owner.
+    /// Owners that contradict each other, each with where the claim comes from; empty: there is one owner.
     pub(super) rivals: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ fn owned_address(claims: Vec<Allocation>, exists: impl Fn(&str) -> bool) -> Opti
     Some(OwnedAddress { allocation, rivals })
 }
 
-/// Returns the owner and where its claim comes from.
+/// Returns the owner and where the claim comes from.
 fn describe_claim(claim: &Allocation) -> String {
     let Allocation { pod, interface, recorded_in, .. } = claim;
     let interface = if interface.is_empty() { String::new() } else { format!(" ({interface})") };

@@ -1,8 +1,8 @@
 //! `weft import whereabouts --verify`: what pods show, what whereabouts recorded and what weft holds, side by
 //! side.
 //!
-//! If a pod exists, its address differs if another pod has it, too, or if weft does not hold it for this pod:
-//! weft would allocate it again.
+//! If a pod exists, an address counts as different if another pod has it, too, or if weft does not hold it for this
+//! pod: weft would allocate it again.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
