@@ -12,7 +12,7 @@ const WIDTH: f64 = 640.0;
 const LONGEST: f64 = 400.0;
 /// Left edge for all bars and texts.
 const LEFT: f64 = 24.0;
-/// Top edge of the first headline, and height of its name.
+/// Top edge of the first headline, and height of a headline name.
 const TOP: f64 = 44.0;
 const NAME: f64 = 20.0;
 /// Bar height, and distance between two bars.
@@ -22,7 +22,7 @@ const GAP: f64 = 3.0;
 /// Chart title.
 pub const TITLE: &str = "weft beside Multus, whereabouts and the Go plugins";
 
-/// Draws the headlines. In each of them the longest bar has the full length, because each headline has its own unit.
+/// Draws the headlines. In each of them the longest bar has the full length, because headlines have different units.
 #[must_use]
 pub fn draw(headlines: &[Headline<'_>]) -> String {
     let bars = |headline: &Headline<'_>| headline.rows.len() as f64 + 1.0;

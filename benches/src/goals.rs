@@ -26,7 +26,7 @@ pub enum Limit {
 
 use Limit::{Faster, Least, More, Most, Ratio, Tail};
 
-/// Rows, by what is measured and what it is compared with, and their limits.
+/// Rows, by what is measured and what it is compared with, and the limits.
 const GOALS: &[(&str, &str, &[Limit])] = &[
     // start
     ("start (VERSION)", "/bin/true", &[More(0.5)]),
@@ -270,7 +270,7 @@ impl Limit {
     }
 }
 
-/// Returns a row's table cells; the last one is its goal.
+/// Returns a row's table cells; the last one is the goal.
 #[must_use]
 pub fn cells(row: &Row) -> [String; 5] {
     let [what, ours, beside, ratio] = row.cells();

@@ -1,4 +1,4 @@
-//! Line plots as SVG, in colours for light and dark pages. Each point shows its figure, so that readers do not depend
+//! Line plots as SVG, in colours for light and dark pages. Each point shows the figure, so that readers do not depend
 //! on the colours.
 
 use std::fmt::Write;
@@ -15,10 +15,10 @@ const BOTTOM: f64 = 66.0;
 /// Number of lines across the plot.
 const STEPS: u32 = 4;
 
-/// Plot for the points with its name.
+/// Named plot for the points.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    /// Name that its points carry.
+    /// Name that the points carry.
     pub name: &'static str,
     /// Title.
     pub title: &'static str,
@@ -178,7 +178,7 @@ impl Plot {
     }
 }
 
-/// Returns the next larger figure that a scale with four steps shows without fractions in its leading digit.
+/// Returns the next larger figure that a scale with four steps shows without fractions in the leading digit.
 fn ceiling(figure: f64) -> f64 {
     let scale = 10_f64.powf(figure.max(0.01).log10().floor());
     let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 6.0, 8.0, 10.0];

@@ -34,7 +34,7 @@ const HEADLINES: [(&str, &str); 6] = [
     ("plugin programs on a node", "plugins on the node"),
 ];
 
-/// Columns in the README: the program, and its name in the result rows.
+/// Columns in the README: the program, and the name in the result rows.
 const COLUMNS: [(&str, &str); 4] = [
     ("Multus thin", "Multus thin"),
     ("Multus thick", "Multus thick"),

@@ -1,4 +1,4 @@
-//! Bench records, one JSON object per line in the results file: a run, then its rows and points.
+//! Bench records, one JSON object per line in the results file: a run, then the rows and points.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 pub struct Run {
     /// Bench name.
     pub bench: String,
-    /// Command with all its variables.
+    /// Command with all variables.
     pub command: String,
     /// weft's version.
     pub weft: String,
@@ -59,7 +59,7 @@ pub struct Point {
 /// Line in the results file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
-    /// Start of a run; its rows and points follow.
+    /// Start of a run; rows and points follow.
     Run(Run),
     /// Row in the current run.
     Row(Row),

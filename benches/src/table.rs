@@ -114,7 +114,7 @@ impl Table {
         }
     }
 
-    /// Appends the run, its rows and its points to a file.
+    /// Appends the run, the rows and the points to a file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -128,16 +128,15 @@ impl Table {
         Ok(())
     }
 
-    /// Returns a sentence for each row that misses its goal, and for each row that has none.
+    /// Returns a sentence for each row that misses the goal, and for each row without one.
     #[must_use]
     pub fn missed(&self) -> Vec<String> {
         self.rows.iter().flat_map(goals::missed).collect()
     }
 }
 
-/// Prints the table, stores it in the file that the variable `RESULTS` names, and prints the rows that miss their
-/// goals. Returns whether there are any. With `GOALS=ignore` there are none, because an emulated processor meets no
-/// goal.
+/// Prints the table, stores it in the file that the variable `RESULTS` names, and prints the rows that miss a goal.
+/// Returns whether there are any. With `GOALS=ignore` there are none, because an emulated processor meets no goal.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -1,4 +1,4 @@
-//! Calls a plugin as a runtime does, and times the call from the start of the process to its end.
+//! Calls a plugin as a runtime does, and times the call from process start to exit.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,8 +10,8 @@ use linux::Netns;
 
 use benches::Failure;
 
-/// Pause in which the kernel removes a namespace, or finishes what follows from a new link, so that its grace periods
-/// do not count for the next call.
+/// Pause in which the kernel removes a namespace, or finishes what follows from a new link, so that grace periods do
+/// not count for the next call.
 pub(crate) const SETTLING: Duration = Duration::from_millis(100);
 
 /// Prefix for namespace names; the bench's process id follows.
@@ -90,7 +90,7 @@ pub(crate) struct Plugin<'a> {
     pub(crate) config: &'a Path,
 }
 
-/// Calls the plugin; an error contains its output.
+/// Calls the plugin; an error contains the output.
 pub(crate) fn call(verb: &str, plugin: Plugin<'_>, container: &Container) -> Result<Duration, Failure> {
     call_in(verb, plugin, [&container.id, &container.netns, "eth0"], &plugin.config.with_extension("answer"))
 }
@@ -101,7 +101,7 @@ pub(crate) fn call_for(verb: &str, plugin: Plugin<'_>, container: &str) -> Resul
     call_in(verb, plugin, [container, "/run/netns/none", "eth0"], &answer)
 }
 
-/// Calls the plugin for a container, its namespace and its interface; writes the result to `answer`.
+/// Calls the plugin for a container, a namespace and an interface; writes the result to `answer`.
 pub(crate) fn call_in(
     verb: &str,
     plugin: Plugin<'_>,
@@ -144,7 +144,7 @@ pub(crate) fn start(program: &Path, arguments: &[&str], verb: &str) -> Result<Du
     Ok(started.elapsed())
 }
 
-/// Runs `work` for all subjects concurrently, each on its own thread; returns the results and the total time.
+/// Runs `work` for all subjects concurrently, each on a separate thread; returns the results and the total time.
 pub(crate) fn at_once<S: Sync, T: Send>(
     all: &[S],
     work: impl Fn(&S) -> Result<T, Failure> + Sync,

@@ -1,4 +1,4 @@
-//! Benchmarks for single plugins, chains and pods, with their goals.
+//! Benchmarks for single plugins, chains and pods, and the goals for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -27,7 +27,7 @@ struct Outcome {
     gone: Duration,
 }
 
-/// A pod's plugins, in order, with their configurations.
+/// A pod's plugins and configurations, in order.
 struct Chain {
     directory: PathBuf,
     plugins: Vec<(&'static str, PathBuf)>,

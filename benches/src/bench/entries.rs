@@ -1,5 +1,5 @@
-//! Benchmarks portmap and firewall with a thousand pods. Their mappings and permitted addresses are elements in maps
-//! and sets, so the thousandth should cost as much as the first.
+//! Benchmarks portmap and firewall with a thousand pods. Port mappings and permitted addresses are elements in maps and
+//! sets, so the thousandth should cost as much as the first.
 //!
 //! Two namespaces stand for two hosts, one with a thousand pods and one with a single pod. They are called in turn, and
 //! only the host side is timed, where pods share tables.
@@ -40,7 +40,7 @@ pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failur
     Ok(())
 }
 
-/// Host, with the configurations for its pods and for the pod that is timed.
+/// Host, with the configurations for all other pods and for the pod that is timed.
 struct Node<'a> {
     directory: &'a Path,
     plugin: &'a str,

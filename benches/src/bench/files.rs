@@ -1,7 +1,7 @@
 //! Measures how much files cost: on a disk or in memory, and when they are not in the page cache.
 //!
 //! - A pod's journal is synced to disk before the first interface is created. In memory that is free, so all other rows
-//!   keep their files there, because a shared machine's disk would disturb them. The Go plugins do not sync.
+//!   keep files there, because a shared machine's disk would disturb them. The Go plugins do not sync.
 //! - A cold call is the first one after a boot: the kernel reads program, configuration and addresses from disk. Only
 //!   these files' pages are dropped from the cache, not those of the whole machine.
 //!
@@ -25,7 +25,7 @@ use crate::pods::{PodCaller, in_turns, named};
 /// Maximum number of cold calls.
 const RUNS_MAX: usize = 20;
 
-/// Times a pod and an address with their files on disk and in memory.
+/// Times a pod and an address with files on disk and in memory.
 pub(crate) fn disk(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let disk = setting.scratch.join("disk");
     let (on_disk, in_memory) = (filesystem(&disk), filesystem(&setting.scratch));
@@ -48,7 +48,7 @@ pub(crate) fn disk(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Times the first call after its files have left the page cache.
+/// Times the first call after all files have left the page cache.
 pub(crate) fn cold(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let what = "bridge + host-local ADD, nothing in the page cache";
     let runs = setting.runs.min(RUNS_MAX);

@@ -1,7 +1,7 @@
 //! Benchmarks plugins that create an interface on another one, or move one, in comparison with the peer.
 //!
-//! Link kinds that this kernel lacks are skipped by name. `benches/guest` times them on a kernel that has them all. Its
-//! processor is emulated, so its ratios are only useful for plugins that cannot be timed otherwise.
+//! Link kinds that this kernel lacks are skipped by name. `benches/guest` times them on a kernel that has them all. The
+//! processor there is emulated, so the ratios are only useful for plugins that cannot be timed otherwise.
 
 use linux::Rtnl;
 use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer, Queues};

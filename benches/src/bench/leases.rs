@@ -1,6 +1,6 @@
 //! Benchmarks DHCP leases: a real server on a bridge, and the lease daemons from weft and from the Go plugins.
 //!
-//! The server alone is timed by its four messages on a link that has been up for a while.
+//! The server alone is timed by the four messages on a link that has been up for a while.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -119,7 +119,7 @@ fn server_alone(runs: usize) -> Result<Times, Failure> {
     Ok(Times::new(times))
 }
 
-/// Creates the bridge and starts its server.
+/// Creates the bridge and starts the server.
 fn serve(file: &Path) -> Result<Running, Failure> {
     let mut net = Rtnl::open()?;
     let mut bridge = NewLink::new(BRIDGE, NewKind::Bridge { vlan_filtering: false });

@@ -3,7 +3,7 @@
 //! - Pods in a row are attached by a fixed number of threads, and all of them stay until the last one is attached.
 //! - For pods in a row, the kernel baseline creates the same links with as many threads, and starts one process per
 //!   pod.
-//! - A full node holds sandboxes made by the program that is measured, so each program has its own node.
+//! - A full node holds sandboxes made by the program that is measured, so each program has a separate node.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -133,8 +133,8 @@ pub(crate) fn full(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Times the kernel baseline on the bridges that weft's pods use. When a link is set up, it sends reports about its
-/// multicast groups, and the kernel delivers them to each bridge port.
+/// Times the kernel baseline on the bridges that weft's pods use. When a link is set up, it reports multicast groups,
+/// and the kernel delivers them to each bridge port.
 fn floor_of_pod(setting: &Setting) -> Result<Times, Failure> {
     let mut times = Vec::new();
     for run in 0..=setting.runs.min(RUNS_MAX) {

@@ -1,15 +1,15 @@
 //! Benchmarks that compare weft with the Go plugins and with the kernel alone: one run, interleaved calls, ratios.
 //!
-//! - A plugin is timed as a process that is started the way a runtime starts it, from the call to its end.
+//! - A plugin is timed as a process that is started the way a runtime starts it, from call to exit.
 //! - Peers are other projects' binaries in one directory.
 //! - The kernel baseline is the same change through rtnetlink, without a process.
 //! - A result has minimum, median and 99th percentile; ratios compare medians.
 //! - An unknown group is an error before anything is measured. If a group fails, the other groups' results are still
 //!   printed.
-//! - If a row misses its goal, it is named, and the exit status is 3.
+//! - A row that misses the goal is named, and the exit status is 3.
 //!
 //! Usage: `weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]`, inside a new network namespace (see `run`);
-//! `weft-bench report ROOT` writes the pages in the tree ROOT from its results file.
+//! `weft-bench report ROOT` writes the pages in the tree ROOT from the results file there.
 
 mod addresses;
 mod baseline;
@@ -97,7 +97,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the benchmark; returns whether a row misses its goal.
+/// Runs the benchmark; returns whether a row misses the goal.
 fn run() -> Result<bool, Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let [report, root] = words.as_slice()

@@ -1,8 +1,8 @@
 //! Benchmarks pods with several networks, attached by weft and by the Go plugins.
 //!
-//! - For weft, each pod is one call to the meta-plugin, which reads the pod and its networks from manifests.
+//! - For weft, each pod is one call to the meta-plugin, which reads pod and networks from manifests.
 //! - For the Go plugins, each network is one call to `bridge`, one after the other. Multus makes the same calls and
-//!   adds its own work, so this is its lower limit.
+//!   adds other work, so this is the lower limit for Multus.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl PodCaller {
         PodCaller::of_objects(setting, &format!("{tag}-{networks}-{}", behind.len()), &items, behind, files)
     }
 
-    /// Returns weft's calls, with the objects in a manifest directory; `tag` names its files.
+    /// Returns weft's calls, with the objects in a manifest directory; `tag` names the files in it.
     pub(crate) fn of_objects(
         setting: &Setting,
         tag: &str,
@@ -147,7 +147,7 @@ pub(crate) fn callers(setting: &Setting, networks: usize) -> Result<(PodCaller, 
     Ok((ours, theirs.transpose()?))
 }
 
-/// Names a pod by its number of networks in addition to the default one.
+/// Names a pod by the number of networks in addition to the default one.
 pub(crate) fn named(networks: usize) -> String {
     match networks {
         0 => "pod, default network alone".to_owned(),

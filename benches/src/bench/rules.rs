@@ -16,11 +16,11 @@ use benches::Failure;
 
 use crate::call::Container;
 
-/// weft's table, and its families.
+/// weft's table, and the families it has.
 const TABLE: &str = "weft-policy";
 const FAMILIES: [Family; 2] = [Family::Inet, Family::Bridge];
 
-/// Direction: chain, base chain and its hook, map, link field, and peer field.
+/// Direction: chain, base chain and hook, map, link field, and peer field.
 const DIRECTIONS: [(&str, &str, Hook, &str, Selector, Selector); 2] = [
     ("ingress-", "prerouting", Hook::Prerouting, "links-in", Selector::LinkIn, Selector::Source4),
     ("egress-", "postrouting", Hook::Postrouting, "links-out", Selector::LinkOut, Selector::Destination4),
@@ -93,8 +93,8 @@ impl PodRules<'_> {
         batch
     }
 
-    /// Fails unless weft has as many rules for an attached pod, in its namespace or on the host, which has no other
-    /// pod.
+    /// Fails unless weft has as many rules for an attached pod, in the pod's namespace or on the host, which has no
+    /// other pod.
     pub(crate) fn require_same(&self, attached: &Container, alone: &Container) -> Result<(), Failure> {
         let namespace = |container: &Container| Netns::open(Path::new(&container.netns))?.nft();
         let floor = rules(&mut namespace(alone)?)?;
@@ -112,7 +112,7 @@ pub(crate) fn in_namespace(container: &Container) -> Result<bool, Failure> {
     Ok(rules(&mut Netns::open(Path::new(&container.netns))?.nft()?)? > 0)
 }
 
-/// Makes the kernel track a pod's connections in its namespace, with the same hooks and condition as for a pod with
+/// Makes the kernel track connections in a pod's namespace, with the same hooks and condition as for a pod with
 /// policies.
 pub(crate) fn track_connections(container: &Container) -> Result<(), Failure> {
     let table = Table::new(Family::Inet, "tracking");

@@ -28,7 +28,7 @@ pub(crate) const GATE: &str = "weft.dev/networks-ready";
 pub(crate) const NODE_SELECTOR: &str = "k8s.v1.cni.cncf.io/nodeSelector";
 /// Volume with the labels and annotations of the pod, which programs that use devices read.
 const INFO_VOLUME: &str = "podnetinfo";
-/// Its directory in the containers.
+/// Directory for it in the containers.
 const INFO_PATH: &str = "/etc/podnetinfo";
 
 /// Change of a pod.

@@ -75,7 +75,7 @@ impl Findings {
     }
 }
 
-/// Returns a finding with its rule, as lint prints it.
+/// Returns a finding and the rule, as lint prints it.
 fn sentence(fault: &Fault) -> String {
     format!("{fault} [{}]", fault.rule)
 }

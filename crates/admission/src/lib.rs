@@ -51,7 +51,7 @@ pub struct WebhookSettings {
     pub missing_networks: MissingNetworks,
     /// Validity of a certificate; it is replaced after two thirds of it.
     pub certificate_validity: Duration,
-    /// Names and addresses of the webhook beside those of its Service, for an API server outside of the cluster.
+    /// Names and addresses of the webhook beside the Service's, for an API server outside the cluster.
     pub extra_names: Vec<String>,
 }
 

@@ -21,8 +21,8 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     sync_directory(path)
 }
 
-/// Creates a new file for writing, and first removes anything at its name: a leftover, or a link that another user planted to
-/// have its target overwritten.
+/// Creates a new file for writing, and first removes anything with that name: a leftover, or a link that another user
+/// planted so that the link target is overwritten.
 pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(mode);

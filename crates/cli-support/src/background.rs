@@ -1,7 +1,7 @@
 //! Runs background tasks for as long as the process lives, and blocking work on a separate thread.
 //!
-//! - If a background task panics, the process shuts down in an orderly way and is restarted by its supervisor.
-//!   Otherwise the work would stop silently while the process still looked healthy.
+//! - If a background task panics, the process shuts down in an orderly way and the supervisor restarts it. Otherwise
+//!   the work would stop silently while the process still looked healthy.
 //! - If the kernel cannot start a thread for blocking work, the caller gets an error and can try again later.
 //!
 //! Source: tokio's `spawn_blocking` panics if no thread can be started, pthread_create(3) EAGAIN.
@@ -64,7 +64,7 @@ pub enum WorkError {
     /// The kernel provided no thread, for example because the pids limit is reached.
     #[error("start a thread: {0}")]
     NotStarted(io::Error),
-    /// The work panicked on its thread.
+    /// The work panicked.
     #[error("a thread panicked")]
     Panicked,
 }

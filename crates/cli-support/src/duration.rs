@@ -1,6 +1,6 @@
 //! Parses durations on the command line the way kubectl accepts them: `90`, `90s`, `2m`, `1h30m`.
 
-/// Units with their length in seconds, the longest first, because `1h30m` must be written in this order.
+/// Units and how many seconds they have, the longest first, because `1h30m` must be written in this order.
 const UNITS: [(char, u64); 3] = [('h', 3600), ('m', 60), ('s', 1)];
 
 /// Longest duration that is accepted, in seconds: a hundred years, which can still be added to any clock value.

@@ -1,8 +1,8 @@
 //! Interrupts a command cleanly: SIGINT, SIGTERM and SIGHUP set a flag, which the command checks between two steps.
 //!
-//! The command then rolls back its changes before it exits. A second signal does not cut this short, because a
-//! half-finished rollback would leave objects behind. External programs run in process groups of their own, so that
-//! Ctrl-C in a terminal reaches only the command itself.
+//! The command then rolls back all changes before it exits. A second signal does not cut this short, because a
+//! half-finished rollback would leave objects behind. External programs run in separate process groups, so that Ctrl-C
+//! in a terminal reaches only the command itself.
 //!
 //! Source: signal(7); signal-safety(7): the handler does nothing but set the flag.
 

@@ -1,4 +1,4 @@
-//! Lays out tables for people; columns are as wide as their widest cell.
+//! Lays out tables for people; columns are as wide as the widest cell.
 
 use crate::terminal::plain;
 

@@ -1,4 +1,4 @@
-//! Example of a small CNI plugin, which records its calls in a file.
+//! Example of a small CNI plugin, which records calls in a file.
 //!
 //! It works alone or after other plugins, and calls an IPAM plugin if one is configured:
 //!

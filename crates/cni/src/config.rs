@@ -1,7 +1,7 @@
 //! Configuration that a plugin receives on stdin.
 //!
 //! The bytes are kept, because a plugin passes them on when it calls another plugin (IPAM). This module reads the
-//! fields that all plugins have in common; each plugin decodes its own with [`Config::decode`].
+//! fields that all plugins have in common; each plugin decodes the others with [`Config::decode`].
 //!
 //! Source: SPEC 1.1.0 §1 and §3; libcni `pkg/types.PluginConf` (S3, S5, S27, R8, K4).
 

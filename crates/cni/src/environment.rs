@@ -1,4 +1,4 @@
-//! `CNI_*` variables, which pass a verb and its parameters to a plugin.
+//! `CNI_*` variables, which pass a verb and the parameters to a plugin.
 //!
 //! Only [`Environment::of_process`] reads the process environment. All other code passes this value on, so that a
 //! plugin can also be called without starting a process.

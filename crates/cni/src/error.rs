@@ -3,7 +3,7 @@
 //! - The message leads from the operation to the cause (`macvlan: create link net1 on eth9: no such device`), in lower
 //!   case and without a full stop.
 //! - The code depends on the kind of error, never on the text.
-//! - When a delegate fails, its code and details are passed on unchanged.
+//! - When a delegate fails, the code and details are passed on unchanged.
 //!
 //! Source: SPEC 1.1.0 §5 "Error"; codes 8 and 999 are the Go library's, outside the specification.
 
@@ -123,7 +123,7 @@ impl Error {
         self
     }
 
-    /// Records the key that the error is about, for a message that does not name its value.
+    /// Records the key that the error is about, for a message that does not name the value.
     #[must_use]
     pub fn at(self, path: impl fmt::Display) -> Error {
         let why = self.msg.clone();
@@ -208,7 +208,7 @@ fn refusal(key: &dyn fmt::Display, value: &dyn fmt::Display, why: &dyn fmt::Disp
     format!("{key}: {value}: {why}")
 }
 
-/// Shortens untrusted text to its beginning and end, together at most `most` bytes.
+/// Shortens untrusted text to the beginning and the end, together at most `most` bytes.
 pub(crate) fn cut(text: String, most: usize) -> String {
     if text.len() <= most {
         return text;

@@ -6,7 +6,7 @@
 //! - An integer must be written as an integer; `1.0` and `1e3` are rejected.
 //! - An error names the path of the invalid key, and the value (`ipam.ranges[0].subnet: "x": …`).
 //!
-//! This matters in practice: containerd's go-cni sends `{"HostPort":8080}`, because its structs have no JSON tags.
+//! This matters in practice: containerd's go-cni sends `{"HostPort":8080}`, because the Go structs have no JSON tags.
 //!
 //! Source: Go `encoding/json` "Unmarshal"; requirements trap 1, trap 2.
 
@@ -61,7 +61,7 @@ fn decode<T: DeserializeOwned>(value: &Value, key: &str, keys: Keys) -> Result<T
 }
 
 /// Decodes a document into a type that rejects unknown keys, as [`strict`] does. Errors: code 6, not JSON; code 7,
-/// wrong type. Their paths begin with `document`.
+/// wrong type. Error paths begin with `document`.
 pub fn strict_from_slice<T: DeserializeOwned>(bytes: &[u8], document: &str) -> Result<T, Error> {
     let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
         let why = wording::syntax_error(bytes, &cause);
@@ -147,7 +147,7 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Error about a value, with its place once that is known.
+/// Error about a value, with the place once that is known.
 #[derive(Debug)]
 struct Fault {
     place: Option<Place>,
@@ -233,7 +233,7 @@ impl de::Error for Fault {
     }
 }
 
-/// Formats a value for an error: its JSON, shortened.
+/// Formats a value for an error, as shortened JSON.
 pub fn quote(value: &Value) -> String {
     cut(value.to_string(), QUOTE_MAX)
 }

@@ -98,7 +98,7 @@ impl Sweep {
     /// list means that no attachment is valid.
     ///
     /// # Errors
-    /// Code 7: the list cannot be read, or an entry lacks its container or interface.
+    /// Code 7: the list cannot be read, or an entry lacks container or interface.
     pub fn valid(&self) -> Result<Option<Vec<ValidAttachment>>, Error> {
         let Some(map) = self.call.config.value().as_object() else { return Ok(None) };
         for key in [VALID_ATTACHMENTS, VALID_ATTACHMENTS_OLD] {

@@ -13,7 +13,7 @@ pub trait Invoke {
     /// Runs `plugin` with these variables and this stdin, and returns stdout (empty for verbs without output).
     ///
     /// # Errors
-    /// The plugin's own error with its code and details, or the reason why it could not be run.
+    /// The plugin's error with code and details, or the reason why it could not be run.
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error>;
 
     /// Whether the IPAM plugin with this name releases addresses through the container's interface

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A plugin is a value that implements [`plugin::Plugin`]. A runtime calls plugins through [`invoke::Invoke`], either
-//! as processes ([`runtime`]'s `Exec`) or within its own process. The same bytes are exchanged in both cases, so plugin
-//! and caller behave the same.
+//! as processes ([`runtime`]'s `Exec`) or within the calling process. The same bytes are exchanged in both cases, so
+//! plugin and caller behave the same.
 //!
 //! This crate is synchronous. It uses neither the kernel nor Kubernetes, and does not know which plugins exist.
 //!

@@ -26,7 +26,7 @@ use crate::version::{Triple, Version};
 /// Network configuration.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Network name, under which all its state is stored.
+    /// Network name, under which all state is stored.
     pub name: NetworkName,
     /// CNI version to use when calling the plugins.
     pub version: Version,
@@ -64,7 +64,7 @@ impl Network {
         .context(what)
     }
 
-    /// Builds the network from an object that is already parsed, for example after adding its name.
+    /// Builds the network from an object that is already parsed, for example after adding the name.
     pub fn from_object(object: Object) -> Result<Network, Error> {
         match is_list(&object) {
             true => Network::of_list(&object, object.to_json().into_bytes()).and_then(Network::closed),

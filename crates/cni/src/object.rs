@@ -1,10 +1,10 @@
-//! JSON object that keeps its values in the bytes in which they were written.
+//! JSON object that keeps values in the bytes in which they were written.
 //!
 //! A configuration belongs to the plugin that it names. weft adds a few keys and must not change anything else: not the
 //! order, the white space, or a 20-digit number (which libcni rounds). Only the top level is therefore parsed.
 //!
 //! A key is looked up as in Go's decoder: exactly, or else in any letter case; the last one counts. It is set and
-//! removed under its exact name.
+//! removed by exact name.
 //!
 //! Source: SPEC 1.1.0 §3 "Deriving execution configuration" (S27, S28); libcni `InjectConf` (L12).
 
@@ -83,7 +83,7 @@ impl Object {
         self.0.iter().any(|(k, _)| k == key)
     }
 
-    /// Sets `key` to these bytes, in its old place if there is one, otherwise at the end.
+    /// Sets `key` to these bytes, in the old place if there is one, otherwise at the end.
     pub fn set_raw(&mut self, key: &str, value: Box<RawValue>) {
         match self.0.iter().rposition(|(k, _)| k == key) {
             Some(at) => {

@@ -18,7 +18,7 @@ use crate::invoke::Invoke;
 use crate::result::Success;
 use crate::version::Version;
 
-/// CNI plugin. Every verb is required, so that a verb without effect must say so in its body.
+/// CNI plugin. Every verb is required, so that a verb without effect must say so in the function body.
 ///
 /// `delegates` runs other plugins: IPAM, or those that a meta-plugin calls.
 pub trait Plugin: Sync {
@@ -30,7 +30,7 @@ pub trait Plugin: Sync {
         Version::ALL
     }
 
-    /// Whether ADD creates the container's interface, and DEL only removes it and releases its addresses.
+    /// Whether ADD creates the container's interface, and DEL only removes it and releases the addresses.
     ///
     /// A meta-plugin can then remove several plugins' interfaces in one request before it calls each DEL.
     fn creates_interface(&self) -> bool {
@@ -75,14 +75,14 @@ pub trait Plugin: Sync {
     /// Attaches the container, or fails without having changed anything.
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error>;
 
-    /// Detaches the container. Objects that no longer exist are not an error. All steps are tried, and their errors
+    /// Detaches the container. Objects that no longer exist are not an error. All steps are tried, and the errors
     /// collected.
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error>;
 
     /// Fails if the attachment differs from what the last ADD left; changes nothing.
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error>;
 
-    /// Removes objects that belong to no valid attachment. All steps are tried, and their errors collected.
+    /// Removes objects that belong to no valid attachment. All steps are tried, and the errors collected.
     fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error>;
 
     /// Fails with code 50 or 51 if an ADD would fail now.

@@ -26,7 +26,7 @@ use crate::wording;
 /// Maximum length of a quoted line of a plugin's output, in characters.
 const LINE_MAX: usize = 200;
 
-/// ADD result in its newest form.
+/// ADD result in the newest form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Success {
     /// Interfaces that the plugins created or moved, including those on the host. IPAM plugins leave it empty.
@@ -42,7 +42,7 @@ pub struct Success {
 /// Interface in a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Name in its namespace.
+    /// Name in the namespace.
     pub name: String,
     /// MAC address; empty for interfaces without layer 2.
     pub mac: String,
@@ -124,7 +124,7 @@ impl Dns {
 }
 
 impl Success {
-    /// Reads a result. Its own `cniVersion` decides the form; without one, it must have the `expected` version.
+    /// Reads a result. The `cniVersion` in it decides the form; without one, it must have the `expected` version.
     ///
     /// # Errors
     /// Code 6: not JSON. Code 1: unknown version. Code 7: malformed field.
@@ -232,7 +232,7 @@ struct Header {
     cni_version: String,
 }
 
-/// Returns the first line of an output that is no JSON document from its first byte on, shortened.
+/// Returns the first line if the output does not begin with a JSON document, shortened.
 fn first_foreign_line(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes.trim_ascii_start());
     let is_document = text.is_empty() || text.starts_with(['{', '[', '"', '\u{feff}']);

@@ -1,7 +1,7 @@
-//! Runtime side of CNI: loads networks, runs their plugins, and caches results.
+//! Runtime side of CNI: loads networks, runs the plugins, and caches results.
 //!
 //! [`chain`] runs one network's plugins and keeps no state. [`Runtime`] adds libcni's cache, for programs that are the
-//! runtime themselves (`weft cni`, tests). The meta-plugin has its journal instead.
+//! runtime themselves (`weft cni`, tests). The meta-plugin has the journal instead.
 //!
 //! The caller must ensure what no library can:
 //! - The namespace is created before the first ADD and removed after the last DEL (S37).

@@ -1,7 +1,7 @@
 //! JSON parser that reads values down to a given level and ignores anything deeper.
 //!
 //! The [`serde_json`] decoder refuses a document with 128 nested levels. A plugin that removes an attachment only reads
-//! its own keys, which are near the top, so deeply nested values elsewhere must not prevent the removal.
+//! keys near the top, so deeply nested values elsewhere must not prevent the removal.
 //!
 //! - Arrays and objects below the level are read as `null`; the decoder skips them without recursion.
 //! - If a key occurs several times, the last entry counts.

@@ -1,5 +1,4 @@
-//! Neutron controller: provides OpenStack ports for the networks that pods select, and writes their VIFs for
-//! the nodes.
+//! Neutron controller: provides OpenStack ports for the networks that pods select, and writes the VIFs for the nodes.
 
 pub(crate) mod config_file;
 pub(crate) mod kuryr_conf;

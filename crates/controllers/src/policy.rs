@@ -6,10 +6,11 @@
 //! ```
 //!
 //! - Rules of a namespace with equal peers share one object. An object that no rule needs is deleted after a while.
-//! - A pod's event costs the selections on its networks. An object whose addresses did not change is not written.
+//! - The cost of a pod event depends on the number of selections on the pod's networks. An object whose addresses did
+//!   not change is not written.
 //! - A single change is written at once, and a burst of changes with few writes.
-//! - Addresses that do not fit into an object or into the room of its namespace are not written. An Event of each policy has
-//!   the reason, as for an invalid policy.
+//! - Addresses that do not fit into an object, or exceed the namespace's limit, are not written. An Event on each
+//!   policy has the reason, as for an invalid policy.
 //! - An object that was changed or deleted manually is written again.
 //!
 //! Source: `docs/design/policy.md`.
@@ -69,7 +70,7 @@ pub(crate) struct PolicyController {
     client: Client,
     caches: Caches,
     publisher: EventPublisher,
-    /// Reason of the last Event about a policy, by its uid.
+    /// Reason in the last Event about a policy, by policy uid.
     reported: Mutex<BTreeMap<String, String>>,
     metrics: PolicyMetrics,
     work_progress: WorkProgress,

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! - Level-triggered: each change causes a comparison of everything; changes within a second are collected.
-//! - Slices of other controllers are not read. Own slices are deleted with their Service, also by their owner reference.
+//! - Slices that other controllers wrote are not read. weft's slices are deleted with the Service, also by owner
+//!   reference.
 //! - A failed write is repeated with growing pauses and does not delay other Services ([`backoff`]).
 //! - A Service whose request is refused gets an Event, once for each text.
 //!
@@ -79,7 +80,7 @@ pub(crate) struct ServiceController {
     pods: Arc<Cache<Backend>>,
     slices: Arc<Cache<Slice>>,
     publisher: EventPublisher,
-    /// Reason in the last Event about a Service, by its uid.
+    /// Reason in the last Event about a Service, by Service uid.
     reported: Mutex<BTreeMap<String, String>>,
     metrics: ServiceMetrics,
     work_progress: WorkProgress,
@@ -221,7 +222,7 @@ impl ServiceController {
         version
     }
 
-    /// Compares all Services with their slices, and writes the changes for those that are not paused.
+    /// Compares all Services with the slices, and writes the changes for those that are not paused.
     async fn round(&self, version: Version, backoff: &mut Backoff) {
         let (services, mut pods, mut slices) =
             (self.services.all(), by_namespace(&self.pods.all()), by_service(self.slices.all()));
@@ -417,7 +418,7 @@ where
     [MANAGED_BY, SERVICE_NAME].iter().any(|key| there.label(key) != ours.label(key))
 }
 
-/// Groups slices by their Service.
+/// Groups slices by Service.
 fn by_service(slices: Vec<Arc<Slice>>) -> BTreeMap<Key, Vec<Arc<Slice>>> {
     let mut all: BTreeMap<Key, Vec<Arc<Slice>>> = BTreeMap::new();
     for slice in slices {

@@ -1,4 +1,4 @@
-//! Detection of a leader that cannot work: its caches are stale or were never filled, or its work makes no progress.
+//! Detects a leader that cannot work: the caches are stale or were never filled, or the work makes no progress.
 //!
 //! The Lease alone does not tell: it is renewed over another connection, which may work.
 

@@ -4,7 +4,7 @@
 //! Container runtimes ignore the header, so clients expect this to work.
 //!
 //! - Only an invalid authority is changed, and the new value has the same length, because the header tables on both
-//!   sides count its bytes (RFC 7541, 4.1).
+//!   sides count the bytes (RFC 7541, 4.1).
 //! - Bytes that cannot be parsed pass unchanged, so that the HTTP/2 library reports the error.
 //! - At most one HEADERS frame is buffered.
 //!

@@ -1,6 +1,6 @@
 //! Connects to the container runtime: one HTTP/2 connection per proxy client, opened on demand.
 //!
-//! - A client that stalls delays only itself, because no other client uses its connection.
+//! - A client that stalls delays only itself, because no other client uses the same connection.
 //! - While the runtime is down, calls fail with UNAVAILABLE; the next call tries to connect again.
 //! - A call is repeated only if the first attempt was certainly not sent.
 

@@ -46,7 +46,7 @@ const RUNTIME_SERVICES: &[(&str, ReportedAddresses)] = &[
     ("/runtime.v1alpha2.RuntimeService/", ReportedAddresses::Primary),
 ];
 
-/// Methods whose responses contain sandbox annotations, but not their networks.
+/// Methods whose responses contain sandbox annotations, but not networks.
 const ANNOTATED_RESPONSES: &[&str] = &[
     "ListPodSandbox",
     "StreamPodSandboxes",
@@ -92,7 +92,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Returns a client with its own connection to the runtime socket.
+    /// Returns a client with a separate connection to the runtime socket.
     pub(crate) fn of(calls: &Calls, runtime: &Arc<PathBuf>) -> Client {
         let backend = Arc::new(Backend::at(Arc::clone(runtime)));
         Client { backend, receiver: MessageReceiver::within(&calls.room) }

@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     cli_support::async_runtime::runtime()?.block_on(work(arguments))
 }
 
-/// Raises the open-file limit to its maximum: each client takes two files, and service managers allow only a few.
+/// Raises the open-file limit to the maximum: each client takes two files, and service managers allow only a few.
 fn raise_descriptors() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum

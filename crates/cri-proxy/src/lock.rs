@@ -14,7 +14,7 @@ use crate::server::DRAIN_MAX;
 use cli_support::failure::Failure;
 use cli_support::privilege;
 
-/// Maximum wait for another proxy, which may be shutting down and need time to finish its calls.
+/// Maximum wait for another proxy, which may be shutting down and need time to finish calls.
 const TIMEOUT: Duration = DRAIN_MAX.saturating_add(Duration::from_secs(2));
 /// Time after which waiting is logged.
 const LOG_AFTER: Duration = Duration::from_secs(1);

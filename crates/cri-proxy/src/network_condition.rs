@@ -64,7 +64,7 @@ pub(crate) enum ReadinessError {
     Failed(Status),
 }
 
-/// Evaluates the status of networks and their sandboxes.
+/// Evaluates the status of networks and sandboxes.
 #[derive(Debug)]
 pub(crate) struct NetworkConditions {
     pub(crate) networks: Arc<Networks>,
@@ -87,7 +87,7 @@ impl NetworkConditions {
         NetworkConditions { networks, sandboxes, answers: Answers::default() }
     }
 
-    /// Lists all networks with their current status, including the network on disk.
+    /// Lists all networks and the current status, including the network on disk.
     pub(crate) async fn list(self: &Arc<NetworkConditions>) -> Result<Vec<network_api::Network>, Status> {
         let conditions = Arc::clone(self);
         let examine = move || {
@@ -98,7 +98,7 @@ impl NetworkConditions {
         blocking(examine).await
     }
 
-    /// Returns one network with its current status.
+    /// Returns one network and the current status.
     pub(crate) async fn one(
         self: &Arc<NetworkConditions>,
         stored: Arc<Stored>,

@@ -1,7 +1,7 @@
 //! Stores networks on disk, one file per network. The file name is a hash of the network name.
 //!
 //! Each write goes to a temporary file, which is synced and renamed before the directory is synced; a file is therefore
-//! either complete or missing. Its mode is 0600. A file that cannot be read is logged and kept; if the cause may be
+//! either complete or missing. The mode is 0600. A file that cannot be read is logged and kept; if the cause may be
 //! temporary, it is read again later.
 
 use std::fmt;
@@ -98,7 +98,7 @@ impl Store {
         Ok(Store(directory.to_owned()))
     }
 
-    /// Reads all networks. Removes temporary files, because their writers were killed before they reported success.
+    /// Reads all networks. Removes temporary files, because the writers were killed before they reported success.
     pub(crate) fn read_all(&self) -> Result<Found, Failure> {
         let failed = |cause| privilege::refused(&format!("networks: read {}", self.0.display()), &cause);
         let mut found = Found { networks: Vec::new(), has_unread: false };

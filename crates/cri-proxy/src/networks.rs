@@ -5,7 +5,7 @@
 //! - A sandbox keeps the configuration that it was attached with, so a network can be replaced at any time.
 //! - A network in use is not removed. The journal shows which sandboxes use it. Sandboxes that are just being created
 //!   count as well, and so do journal entries that cannot be read.
-//! - If the uid matches the stored one, a write is rejected when its generation is older, or equal with other content;
+//! - If the uid matches the stored one, a write is rejected when the generation is older, or equal with other content;
 //!   generation 0 means "the next one". With another uid, the network is replaced whatever the generation.
 
 use std::collections::BTreeMap;

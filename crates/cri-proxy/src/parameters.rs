@@ -3,7 +3,7 @@
 //!
 //! - A value is rejected by path, before the runtime receives the request, if it is invalid or no plugin accepts it.
 //! - A sandbox cannot set capabilities that only the runtime knows, for example `cgroupPath`.
-//! - If a capability follows no CNI convention, its value is up to the client and the plugin. Likewise, only the plugin
+//! - If a capability follows no CNI convention, the value is up to the client and the plugin. Likewise, only the plugin
 //!   can decide whether an address is free and belongs to the network.
 //!
 //! Source: CNI CONVENTIONS.md, «Dynamic Plugin specific fields»; «CRI Network API»,

@@ -3,7 +3,7 @@
 //! - It uses the networks as they are stored now, and the same planner as the node agent, [`npwg::plan`].
 //! - A sandbox that requests no networks gets the default network. If a node agent is configured, the proxy relays the
 //!   plan request to it, and the agent adds the networks that the pod selects. The agent then also gets the execution
-//!   report and its tasks' results.
+//!   report and task results.
 //! - Each response carries the agent's tasks, and tasks for sandboxes that the runtime has lost.
 
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub(crate) struct Planner {
     pub(crate) sandbox_gc: SandboxGc,
 }
 
-/// Requested network with its parameters.
+/// Requested network and parameters.
 struct RequestedNetwork {
     interface: IfName,
     usable: Usable,
@@ -174,7 +174,7 @@ impl Planner {
     }
 }
 
-/// Makes the plan, then applies each network's parameters to its delegate.
+/// Makes the plan, then applies each network's parameters to the delegate.
 fn plan(
     request: &PlanRequest,
     mut node: NodeConfiguration,

@@ -1,4 +1,4 @@
-//! Networks that a sandbox requests, in its configuration or in an annotation: validated, with all defaults applied.
+//! Networks that a sandbox requests, in the configuration or in an annotation: validated, with all defaults applied.
 //!
 //! - Invalid requests are rejected before the runtime receives them.
 //! - An annotation cannot name devices or ranges, because the pod's author writes it and could name another pod's.
@@ -61,7 +61,7 @@ struct Annotated<V = Box<RawValue>> {
     parameters: BTreeMap<String, V>,
 }
 
-/// Requested networks with their path in the request.
+/// Requested networks and the path in the request.
 struct Source {
     path: String,
     asked: Vec<(String, String, BTreeMap<String, Box<RawValue>>)>,

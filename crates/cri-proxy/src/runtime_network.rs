@@ -1,5 +1,5 @@
 //! Writes the CNI configuration list through which the runtime calls the meta-plugin, as one file in the runtime's
-//! directory. The meta-plugin then requests its plans from the proxy.
+//! directory. The meta-plugin then requests plans from the proxy.
 //!
 //! - The file is first written in the same directory, under a name that no runtime loads, and then renamed. Runtimes
 //!   would not notice a file that is moved in from another directory.

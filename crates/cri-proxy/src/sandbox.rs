@@ -57,7 +57,7 @@ fn missing_in_journal(answer: &Bytes, journal: &Journal) -> Option<String> {
     matches!(journal.entry(&container), Ok(None)).then_some(id)
 }
 
-/// Removes a sandbox that was created without its networks; returns the error for the client.
+/// Removes a sandbox that was created without networks; returns the error for the client.
 async fn remove_sandbox(
     backend: Arc<Backend>,
     service: &'static str,

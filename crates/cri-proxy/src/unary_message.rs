@@ -27,7 +27,7 @@ const SMALL_MAX: usize = 64 << 10;
 const LARGE_AT_ONCE: usize = 4;
 /// Time within which a message must arrive, not counting the wait for a slot.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum pause within a large message, because others may be waiting for its slot.
+/// Maximum pause within a large message, because others may be waiting for the slot.
 const STALL_MAX: Duration = Duration::from_secs(5);
 
 /// Receives one client's messages.

@@ -33,7 +33,7 @@ pub struct Client(Channel);
 pub enum InUse {
     /// The request fails.
     Refused,
-    /// The network drains: it is removed with its last sandbox.
+    /// The network drains: it is removed with the last sandbox.
     Drained,
 }
 
@@ -69,7 +69,7 @@ impl Client {
         Ok(self.call::<_, ListReply>(LIST, Empty {}).await?.networks)
     }
 
-    /// Checks that the runtime behind a proxy answers, by asking for its version.
+    /// Checks that the runtime behind a proxy answers, by asking for the version.
     pub async fn reach_runtime(&self) -> Result<(), Status> {
         self.call::<_, Empty>("/runtime.v1.RuntimeService/Version", Empty {}).await.map(|Empty {}| ())
     }

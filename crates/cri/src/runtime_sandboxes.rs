@@ -1,6 +1,6 @@
 //! Tracks which sandboxes the container runtime lists. A journal entry that the runtime does not list never gets a DEL.
 //!
-//! This happens, for example, when a runtime loses its state and the pods continue in new sandboxes. weft reads the
+//! This happens, for example, when a runtime loses all state and the pods continue in new sandboxes. weft reads the
 //! list only if an option asks for it, because access to a runtime socket means access to the whole node.
 //!
 //! - While the runtime does not answer, every sandbox is treated as present.

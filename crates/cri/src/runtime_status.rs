@@ -23,7 +23,7 @@ pub struct ListReport {
     pub directory: String,
 }
 
-/// Decodes only the `info` entry with the lists. The other entries are skipped, because their number is not bounded.
+/// Decodes only the `info` entry with the lists. The other entries are skipped, because there may be any number.
 pub fn list_info(answer: &[u8]) -> StatusInfo {
     let mut key = Vec::new();
     wire::push(&mut key, 1, LISTS.as_bytes());

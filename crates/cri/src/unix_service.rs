@@ -55,7 +55,7 @@ pub async fn call(socket: &Path, path: &'static str, request: &impl Message) -> 
     response.map(tonic::Response::into_inner).map_err(CallError::Refused)
 }
 
-/// Joins an error's message with those of its causes.
+/// Joins an error's message and those of all causes.
 pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Edits protobuf messages without knowing their schema; every other record is copied byte for byte.
+//! Edits protobuf messages without knowing the schema; every other record is copied byte for byte.
 //!
 //! A record is kept, dropped or replaced as a whole, and bytes that are not a valid message are left alone. To add a
 //! field, append a record: protobuf merges embedded messages and concatenates repeated fields.
@@ -8,7 +8,7 @@
 /// Maximum depth at which nested messages are searched; the input is untrusted.
 const DEPTH_MAX: usize = 8;
 
-/// One record in a message: a field with its value.
+/// One record in a message: field and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     /// Field number.

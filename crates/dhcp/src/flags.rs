@@ -36,7 +36,7 @@ pub struct Flags {
     pub socket: PathBuf,
     /// `-statefile`: lease file; by default next to the socket.
     pub state: Option<PathBuf>,
-    /// `-broadcast`: whether servers should broadcast their answers (default: no).
+    /// `-broadcast`: whether servers should broadcast answers (default: no).
     pub broadcast: bool,
     /// `-timeout`: maximum wait for one answer (default: 10 s).
     pub timeout: Duration,

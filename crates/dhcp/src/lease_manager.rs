@@ -48,7 +48,7 @@ const STACK: usize = 256 * 1024;
 pub struct Settings {
     /// Timeouts for exchanges with servers.
     pub timing: Timing,
-    /// Whether servers should broadcast their answers.
+    /// Whether servers should broadcast answers.
     pub broadcast: bool,
     /// Prefix for the paths that runtimes pass.
     pub host_prefix: String,
@@ -202,7 +202,7 @@ impl LeaseManager {
         lock(&self.leases).get(&(owner.clone(), family)).cloned()
     }
 
-    /// Releases a lease, if its server can be reached, and forgets it.
+    /// Releases a lease, if the server can be reached, and forgets it.
     fn end(&self, held: &HeldLease, lease_link: Option<&LeaseLink>) -> Result<(), Error> {
         held.stop();
         let Record { owner, terms, .. } = held.record();

@@ -1,10 +1,10 @@
 //! Finds attachments whose leases the Go plugin's daemon managed, by reading libcni's cache.
 //!
 //! The Go plugin's daemon keeps leases only in memory, but libcni records each attachment: network, container,
-//! interface, configuration, arguments, namespace, address. This is all that a client needs to request its previous
+//! interface, configuration, arguments, namespace, address. This is all that a client needs to request the previous
 //! address (RFC 2131 §3.2, INIT-REBOOT); the answer names the server.
 //!
-//! - A cache file is not trusted. Its namespace must exist and must not be the daemon's own. The interface in it must
+//! - A cache file is not trusted. The namespace in it must exist and must not be the daemon's. The interface in it must
 //!   have the name, MAC address and IP address that the file records.
 //! - Files have a maximum size.
 //! - If an attachment exists but cannot be taken over, this is logged; all others are only counted.

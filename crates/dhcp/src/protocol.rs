@@ -1,6 +1,6 @@
 //! Protocol between plugin and daemon: one request and one answer, each sent as a length followed by JSON.
 //!
-//! The Go plugin and its daemon use Go's RPC. If a plugin reaches the wrong kind of daemon, both sides fail at once.
+//! The Go plugin and the Go daemon use Go's RPC. If a plugin reaches the wrong kind of daemon, both sides fail at once.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;

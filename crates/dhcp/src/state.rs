@@ -194,7 +194,7 @@ fn bytes(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(byte).collect()
 }
 
-/// Stores a lease as the hexadecimal digits of its DHCPACK.
+/// Stores a lease as hexadecimal digits of the DHCPACK.
 mod packet {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};

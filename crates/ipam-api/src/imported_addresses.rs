@@ -1,9 +1,8 @@
-//! Imported addresses in the cluster: their labels, and the pools that have some.
+//! Imported addresses in the cluster: labels, and the pools that have some.
 //!
-//! - A pod's sandbox is created again on the same node. So an agent finds its pods' claims in its watch on
-//!   this node's IPBlocks: an imported address that no node leases has a label with the pod's node.
-//! - A pod that is created again under the same name may be on another node. Its claim is found by
-//!   [`IMPORTED_LABEL`].
+//! - A pod's sandbox is created again on the same node. So an agent finds the pods' claims by watching this node's
+//!   IPBlocks: an imported address that no node leases has a label with the pod's node.
+//! - A pod that is created again under the same name may be on another node. The claim is found by [`IMPORTED_LABEL`].
 //! - A pool with imported addresses has the same label, so that nodes ask for claims only in such pools.
 
 use ipnet::IpNet;
@@ -70,7 +69,7 @@ pub struct NamedPool {
 }
 
 impl NamedPool {
-    /// Whether a network with this reference uses the pool: by name, or because the pool contains its range.
+    /// Whether a network with this reference uses the pool: by name, or because the pool contains the range.
     pub fn serves(&self, wanted: &PoolReference) -> bool {
         let contains = self.range.is_some_and(|range| range.contains(&wanted.range));
         self.name == wanted.name || !wanted.must_exist && self.network == wanted.network && contains

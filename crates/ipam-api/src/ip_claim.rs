@@ -1,5 +1,4 @@
-//! IPAMClaims from the multi-network specification: addresses that a workload keeps when its pods are
-//! replaced.
+//! IPAMClaims from the multi-network specification: addresses that a workload keeps when pods are replaced.
 //!
 //! ```text
 //!   pod: ipam-claim-reference ──► IPAMClaim, read ──► its interface? its addresses, if it has any
@@ -10,7 +9,7 @@
 //! - A claim that does not exist, or is of another interface, yields no address.
 //! - If the status of a claim contains an address, the claim gets this address or none. An address outside of the
 //!   network's range is refused, and the condition says so.
-//! - A claim keeps its address until the claim is deleted, independent of its pods.
+//! - A claim keeps the address until the claim is deleted, independent of pods.
 //! - A failed update of the status fails no pod: the next pod writes it.
 //!
 //! Source: the multi-network specification 1.3, 8; k8snetworkplumbingwg/ipamclaims v1alpha1.

@@ -103,7 +103,7 @@ impl ClusterSnapshot {
         })
     }
 
-    /// Returns warnings about pods that have addresses outside of their network's windows.
+    /// Returns warnings about pods that have addresses outside the network's windows.
     fn outside(&self, network: &str, sets: &[&NetworkWindow]) -> Vec<Finding> {
         let mut found = Vec::new();
         for pod in self.pods.values() {
@@ -133,7 +133,7 @@ impl ClusterSnapshot {
     }
 }
 
-/// Returns a warning if a network's IPv6 window is smaller than its IPv4 window.
+/// Returns a warning if a network's IPv6 window is smaller than the IPv4 window.
 fn uneven(sets: &[&NetworkWindow]) -> Option<(&'static str, String)> {
     let smallest =
         |is_ipv6: bool| sets.iter().filter(|set| set.is_ipv6() == is_ipv6).min_by_key(|set| set.size());

@@ -5,7 +5,7 @@ use kube_support::resources::Reduced;
 
 use crate::ip_objects::BlockObject;
 
-/// Block that this node leases, with its pool's name.
+/// Block that this node leases, with the pool name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedBlock {
     /// Pool name.
@@ -14,7 +14,7 @@ pub struct OwnedBlock {
     pub object: IpBlock,
     /// Whether the controller probes this node's agent.
     pub is_probed: bool,
-    /// Whether the object is being deleted and waits for its finalizer.
+    /// Whether the object is being deleted and waits for the finalizer.
     pub is_deleted: bool,
 }
 

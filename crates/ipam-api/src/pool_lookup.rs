@@ -212,7 +212,7 @@ impl Lookup<'_> {
         done.map_err(|error| self.failed(&error))
     }
 
-    /// Returns an existing pool; fixes its layout if that has not been done.
+    /// Returns an existing pool; fixes the layout if that has not been done.
     async fn usable(&self, found: PoolObject) -> Result<Pool, Unusable> {
         let (name, space) = (name(&found), &found.spec.network_name);
         let wanted = self.wanted;

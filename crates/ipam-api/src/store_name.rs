@@ -16,7 +16,7 @@ pub fn other_directory(store: &str) -> Option<&str> {
     store.split_once(AT).map(|(_, directory)| directory)
 }
 
-/// Returns an address store's name without its directory.
+/// Returns an address store's name without the directory.
 pub fn address_store_name(store: &str) -> &str {
     store.split_once(AT).map_or(store, |(name, _)| name)
 }

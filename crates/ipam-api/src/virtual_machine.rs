@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - The namespace is that of the pod, so no pod reaches an address of another namespace.
-//! - A label or annotation decides nothing. The pod's controller reference must name the machine, and its uid must be that of
-//!   the existing VirtualMachineInstance. KubeVirt itself takes such a pod for one of the machine.
+//! - A label or annotation decides nothing. The pod's controller reference must name the machine, with the uid of the
+//!   existing VirtualMachineInstance. KubeVirt recognizes the machine's pods in the same way.
 //! - Several pods may have the address at a time, as during a live migration.
 //! - The claim ends when there is neither a VirtualMachine nor a VirtualMachineInstance of the name, and no pod shows the address.
 //!
@@ -33,7 +33,7 @@ pub const OF_MACHINE: &str = "vm/";
 /// Claim for a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MachineClaim {
-    /// Namespace that the machine and its pods are in.
+    /// Namespace with the machine and the pods.
     pub namespace: String,
     /// Machine name.
     pub machine: String,
@@ -49,7 +49,7 @@ pub struct MachineError {
     pub pod: String,
     /// Machine name.
     pub machine: String,
-    /// Fault, with its place and reason.
+    /// Error with place and reason.
     pub fault: MachineFault,
 }
 

@@ -1,8 +1,8 @@
 //! Cost of allocation in a large cluster: `cargo run --release -p ipam --example scale`.
 //!
 //! First the address store alone: the time of one ADD and one DEL in a store that holds many addresses. Then clusters:
-//! nodes start one after the other and allocate addresses to all their pods, from a registry in memory that counts
-//! requests. At the end a tenth of the nodes dies, and their blocks are reclaimed. Last, small windows: single addresses.
+//! nodes start one after the other and allocate addresses to all pods, from a registry in memory that counts requests.
+//! At the end a tenth of the nodes dies, and the blocks are reclaimed. Last, small windows: single addresses.
 
 #![allow(
     clippy::print_stdout,

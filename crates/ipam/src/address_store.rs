@@ -170,7 +170,7 @@ impl AddressStore {
         AddressStore { image: Image::new(preface) }
     }
 
-    /// Reads a store from its file's bytes.
+    /// Reads a store from the file's bytes.
     ///
     /// # Errors
     /// The bytes are not a valid store; then nothing is known about any address.
@@ -178,10 +178,10 @@ impl AddressStore {
         AddressStore::of(Image::of(bytes))
     }
 
-    /// Opens a store and loads its preface and all heads; hints and slots are read when they are needed.
+    /// Opens a store and loads the preface and all heads; hints and slots are read when they are needed.
     ///
     /// # Errors
-    /// The file cannot be read. The inner error: its content is not a valid store.
+    /// The file cannot be read. The inner error: the content is not a valid store.
     pub fn open(file: Arc<dyn StoreFile>) -> io::Result<Result<AddressStore, StoreError>> {
         Image::open(file).map(AddressStore::of)
     }

@@ -103,8 +103,8 @@ impl AddressStore {
         }
     }
 
-    /// Chooses an address. If only a drained block has one, the block is drained no longer; its page and the
-    /// edit.
+    /// Chooses an address. If only a drained block has one, the block is no longer drained, and the page and the edit
+    /// are returned, too.
     fn choose_or_undrain(
         &mut self,
         clock: Clock,

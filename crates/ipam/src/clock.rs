@@ -1,6 +1,6 @@
 //! Time and quarantine: how long a released address waits before it is allocated to another owner.
 
-/// Longest time between a request and its effect, in milliseconds.
+/// Longest time until a request takes effect, in milliseconds.
 const REQUEST_MAX: u64 = 60_000;
 
 /// Current time, and how long addresses are in quarantine.
@@ -13,8 +13,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Returns the release time for an address that was held since `held_since`, so that its quarantine is at
-    /// most as long as it was held. Never 0, which means that the address was never held.
+    /// Returns the release time for an address that was held since `held_since`, so that the quarantine is at most as
+    /// long as the address was held. Never 0, which means that the address was never held.
     pub(crate) fn released_at(self, held_since: u64) -> u64 {
         let held = self.now.saturating_sub(held_since);
         self.now.saturating_sub(self.quarantine.saturating_sub(held)).max(1)

@@ -1,6 +1,6 @@
 //! Registry objects: a block in a pool, or a single address in one, and who holds it.
 //!
-//! Object states and their meaning: `docs/design/ipam.md#objects`.
+//! Object states, and what they mean: `docs/design/ipam.md#objects`.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use crate::pool_layout::is_single_address;
 pub const REQUESTS_MAX: usize = 16;
 /// Maximum number of address spans in a transfer request: as many as a block with 256 addresses can have.
 pub const SPANS_MAX: usize = 128;
-/// Time for which a request is served after its requester has given up, in milliseconds.
+/// Time for which a request is served after the requester has given up, in milliseconds.
 pub(crate) const REQUEST_LIFETIME: u64 = 600_000;
 
 /// Object in a pool: a block, or a single address.
@@ -32,7 +32,7 @@ pub struct IpBlock {
     pub version: String,
     /// Holder of the address or object.
     pub holder: Holder,
-    /// Addresses in a block that its holder may not use.
+    /// Addresses in a block that the holder may not use.
     pub reserved: Vec<IpAddr>,
 }
 
@@ -49,7 +49,7 @@ pub struct Holder {
     pub claim: String,
     /// Time at which the object became free, in milliseconds since 1970.
     pub released_at: u64,
-    /// Number of times that the object changed its holder.
+    /// Number of times that the object got another holder.
     pub generation: u64,
     /// For a single address: node that leases the block around it and is asked to transfer it; empty if there is none.
     pub transfer_requested_from: String,

@@ -1,6 +1,6 @@
 //! IP addresses as numbers, so that the next address is an addition in both families.
 //!
-//! An IPv4 address is its 32 bits. A number alone does not tell its family; the caller keeps that beside it.
+//! An IPv4 address is a 32-bit number. A number alone does not tell the family; the caller keeps that beside it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -119,7 +119,7 @@ impl Range {
         Ok(Range { gateway: Some(gateway), ..self })
     }
 
-    /// Returns the subnet; every allocated address has its prefix length.
+    /// Returns the subnet; every allocated address has the subnet's prefix length.
     pub fn subnet(&self) -> IpNet {
         self.subnet
     }

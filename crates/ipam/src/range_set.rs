@@ -3,7 +3,7 @@
 //! - The ranges in a set have one address family and do not overlap.
 //! - The search starts after the address allocated last, so that a container that restarts repeatedly does
 //!   not get the address it just released; that address comes last.
-//! - No gateway in the set is allocated, even if it lies in another of its ranges.
+//! - No gateway in the set is allocated, even if it lies in another range.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/host-local/backend/allocator`.
 
@@ -37,9 +37,9 @@ pub enum RangeSetError {
 /// Address to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// Address with its subnet's prefix length.
+    /// Address with the subnet's prefix length.
     pub address: IpNet,
-    /// Gateway in its range.
+    /// Gateway in the range.
     pub gateway: Option<IpAddr>,
 }
 
@@ -69,7 +69,7 @@ impl RangeSet {
         overlap(ranges)
     }
 
-    /// Returns the ranges in their order.
+    /// Returns the ranges in order.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
     }

@@ -5,9 +5,9 @@
 //!
 //! - A name can be created once. A change succeeds only if the object was not changed since it was read.
 //! - A read sees every change that was acknowledged before the read began.
-//! - A manually deleted object remains as long as it is in use ([`IpBlock::is_in_use`]): its holder continues
+//! - A manually deleted object remains as long as it is in use ([`IpBlock::is_in_use`]), because the holder continues
 //!   to allocate.
-//! - A deleted pool is split again only if none of its remaining objects has another block size.
+//! - A deleted pool is split again only if no remaining object has another block size.
 //!
 //! See `docs/design/ipam.md#objects`.
 
@@ -41,15 +41,15 @@ pub enum PoolState {
 
 /// Objects in one pool.
 pub trait Registry: Sync {
-    /// Creates an object, if its name is free.
+    /// Creates an object, if the name is free.
     fn create(
         &self,
         net: IpNet,
         holder: &Holder,
     ) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
 
-    /// Creates the object for a block from which this node holds nothing, if its name is free. Addresses that
-    /// the pool excludes are reserved in it.
+    /// Creates the object for a block from which this node holds nothing, if the name is free. Addresses that the pool
+    /// excludes are reserved in it.
     fn create_block(
         &self,
         net: IpNet,
@@ -161,8 +161,8 @@ pub async fn end_each<R: Registry>(registry: &R, requests: Vec<(IpNet, TransferR
     }
 }
 
-/// Creates an object, if its name is free. For a single address the pool records it first, because a node
-/// that leases the block around it reads the block's single addresses only if the pool has such a record.
+/// Creates an object, if the name is free. For a single address the pool records it first, because a node that leases
+/// the block around it reads the block's single addresses only if the pool has such a record.
 ///
 /// # Errors
 /// What the registry reports.

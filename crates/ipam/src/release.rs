@@ -23,8 +23,8 @@ impl AddressStore {
         self.release_slots(clock, &own)
     }
 
-    /// Releases the addresses in these slots. An address is in quarantine at most as long as it was held, so
-    /// if it was held briefly, its release time is earlier.
+    /// Releases the addresses in these slots. An address is in quarantine at most as long as it was held, so if it was
+    /// held briefly, the recorded release time is earlier.
     pub fn release_slots(&mut self, clock: Clock, slots: &[SlotId]) -> Vec<Edit> {
         let mut edits = Vec::new();
         for id in slots {
@@ -84,7 +84,7 @@ impl AddressStore {
         edits
     }
 
-    /// Whether a block was leased again and keeps its earlier lease's addresses from other nodes.
+    /// Whether a block was leased again and keeps the earlier lease's addresses from other nodes.
     pub(crate) fn protects_earlier_lease(&self, block: &Block) -> bool {
         let is_earlier =
             |other: &Block| other.net == block.net && other.lease != block.lease && !block.single_owner;

@@ -1,10 +1,10 @@
 //! Restores reserved addresses: an address in a block that no single address uses any more is free in the
 //! block again.
 //!
-//! The agent on the node that leases the block does it, with its address store. Protocol and safety argument:
+//! The agent on the node that leases the block does it, with the address store. Protocol and safety argument:
 //! `docs/design/ipam.md#restored-addresses`.
 //!
-//! - The store marks the addresses before the block's object loses their reservations.
+//! - The store marks the addresses before the reservations are removed from the block's object.
 //! - An address becomes free only if it still has the mark. Every path that reserves it in the object again
 //!   makes the store remove the mark first.
 //! - A mark that remains is removed later. The address is then reserved in the store alone, and is published
@@ -97,8 +97,8 @@ impl AddressStore {
     }
 }
 
-/// Returns the reserved addresses in a block that may be restored: no single address uses them, and their
-/// quarantine is over. `excluded` ones stay reserved.
+/// Returns the reserved addresses in a block that may be restored: no single address uses them, and the quarantine is
+/// over. `excluded` ones stay reserved.
 ///
 /// # Errors
 /// What the registry reports.
@@ -119,12 +119,11 @@ pub async fn restorable<R: Registry>(
     Ok(reserved)
 }
 
-/// Removes marked addresses' reservations from their block's object; returns those that can be freed in the
-/// store.
+/// Removes the reservations of marked addresses from the block's object; returns those that can be freed in the store.
 ///
-/// `object` was read before, or at any earlier time: the change fails if the object was changed since. A node
-/// that leases one of the addresses has created its object before it read the reservation, so that object is
-/// found here; or it reads the block without the reservation.
+/// `object` was read before, or at any earlier time: the change fails if the object was changed since. A node that
+/// leases one of the addresses has created the address object before it read the reservation, so that object is found
+/// here; or it reads the block without the reservation.
 ///
 /// # Errors
 /// What the registry reports. No address may be freed.

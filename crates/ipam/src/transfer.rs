@@ -15,7 +15,7 @@ use crate::ip_block::{Holder, IpBlock};
 use crate::pool_layout::PoolLayout;
 use crate::registry::{Registry, RegistryError};
 
-/// Time for which a request is served after its requester has given up, in milliseconds.
+/// Time for which a request is served after the requester has given up, in milliseconds.
 const REQUEST_LIFETIME: u64 = 600_000;
 
 /// Result of [`AddressStore::reserve_for_transfer`].
@@ -29,7 +29,7 @@ pub enum Reservation {
     UnknownLease,
 }
 
-/// Outcome of the reservation, as `weft-cni` reports it to its agent.
+/// Outcome of the reservation, as `weft-cni` reports it to the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransferReply {
     /// The address is reserved on the disk.
@@ -127,7 +127,7 @@ pub async fn complete_transfer<R: Registry>(
     }
 }
 
-/// Removes the request from the object; if the object was changed since, its new holder makes a new request.
+/// Removes the request from the object; if the object was changed since, the new holder makes a new request.
 ///
 /// If no requester waits any more, the quarantine begins now: the address may have been released in the store
 /// a moment ago, and the store's release time is lost with the reservation.

@@ -1,6 +1,6 @@
 //! API errors described for people: the API server's message, or the address of a server that did not answer.
 //!
-//! - Every client's errors pass through [`by`], so that an error without a response names its server.
+//! - Every client's errors pass through [`by`], so that an error without a response names the server.
 //! - [`describe`] alone makes the text: the library's own text omits the innermost cause.
 //! - [`failure`] adds what a person can do next.
 
@@ -15,7 +15,7 @@ use cli_support::failure::Failure;
 
 /// Body with which the API server answers if a resource is not installed.
 const UNKNOWN_KIND: &str = "404 page not found";
-/// Error texts from libraries that add nothing to their causes.
+/// Error texts from libraries that add nothing to the cause.
 const EMPTY_WORDS: [&str; 4] =
     ["client error (Connect)", "client error (SendRequest)", "tcp connect error", "dns error"];
 
@@ -26,7 +26,7 @@ struct NoResponse {
     cause: BoxError,
 }
 
-/// Returns the error with its server's address.
+/// Returns the error with the server's address.
 pub(super) fn by(server: &str, cause: BoxError) -> BoxError {
     if cause.is::<kube::Error>() || cause.is::<NoResponse>() {
         return cause;
@@ -64,7 +64,7 @@ pub fn failure(step: impl fmt::Display, error: &kube::Error) -> Failure {
     }
 }
 
-/// Returns what a person can do about an error, if that depends on its kind only.
+/// Returns what a person can do about an error, if that depends only on the error kind.
 fn next_step(error: &kube::Error) -> Option<&'static str> {
     let kube::Error::Api(status) = error else {
         let has_no_response = matches!(error, kube::Error::Service(_));
@@ -133,7 +133,7 @@ pub fn is_about_uid(status: &Status) -> bool {
     }
 }
 
-/// Joins an error and its causes, each text once.
+/// Joins an error and all causes, each text once.
 fn causes(error: &(dyn Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut next = Some(error);

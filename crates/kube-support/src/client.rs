@@ -1,7 +1,7 @@
 //! Clients for the Kubernetes API, from a kubeconfig or with this pod's service account.
 //!
-//! A request fails if the server does not begin its response in time, or if the response stops
-//! ([`mod@transport`]). The client reads rotated tokens again.
+//! A request fails if the server does not begin the response in time, or if the response stops ([`mod@transport`]). The
+//! client reads rotated tokens again.
 
 pub(crate) mod transport;
 
@@ -155,8 +155,8 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
     rest.iter().try_fold(Kubeconfig::read_from(first)?, |all, path| all.merge(Kubeconfig::read_from(path)?))
 }
 
-/// Returns why a kubeconfig cannot be read: for invalid YAML the place, for an invalid value its path. The
-/// value is left out, because it may be a secret.
+/// Returns why a kubeconfig cannot be read: for invalid YAML the place, for an invalid value the path. The value is
+/// left out, because it may be a secret.
 fn invalid(path: &Path, cause: &KubeconfigError) -> String {
     let place = match cause {
         KubeconfigError::Parse(place) => place,

@@ -1,8 +1,8 @@
 //! Deadline for credentials: a kubeconfig may be a pipe without a writer, or name a credential program that
 //! never ends.
 //!
-//! - Processes started for the credentials are killed at the deadline, with their descendants. Otherwise each
-//!   attempt would leave one.
+//! - Processes started for the credentials are killed at the deadline, with all descendants. Otherwise each attempt
+//!   would leave one.
 //! - A thread that reads a pipe remains until the process ends.
 //!
 //! Source: kube's client executes such a program, and reads files, on the calling thread; client-go's exec

@@ -1,11 +1,11 @@
 //! Publisher for Events about objects in the cluster.
 //!
-//! - An Event that repeats one from the last six minutes is counted in that Event's series. A series is
-//!   written at its 2nd, 4th, 8th … repetition, and at the next one after a minute.
+//! - An Event that repeats one from the last six minutes is counted in that Event's series. A series is written at the
+//!   2nd, 4th, 8th … repetition, and at the next one after a minute.
 //! - Each object has a request budget ([`BURST`], then one each [`REFILL`]); Events beyond it are dropped.
 //! - Memory is bounded: the publisher knows [`KNOWN_MAX`] Events and as many budgets, and forgets the oldest
 //!   ones first.
-//! - The API accepts an Event about a cluster-scoped object only in `kube-system`, so that is its namespace.
+//! - The API accepts an Event about a cluster-scoped object only in `kube-system`, so it gets that namespace.
 //!
 //! Source: Kubernetes API reference, Event v1 (events.k8s.io); client-go, `tools/events`.
 
@@ -62,7 +62,7 @@ pub struct Event<'a> {
 /// Result of [`EventPublisher::publish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The API server has the Event, or the new count in its series.
+    /// The API server has the Event, or the new count in the series.
     Sent,
     /// The series has counted the Event; the count is written later.
     Merged,
@@ -86,7 +86,7 @@ struct EventLog {
     budgets: Bounded<Budget>,
 }
 
-/// Event that was sent, and its repetitions.
+/// Event that was sent, and the repetitions.
 #[derive(Clone, Debug)]
 struct Series {
     /// Name that the API object has.
@@ -122,7 +122,7 @@ struct Bounded<V> {
 // === impl EventPublisher ===
 
 impl EventPublisher {
-    /// Returns a publisher that speaks for a controller; `instance` identifies its process.
+    /// Returns a publisher that speaks for a controller; `instance` identifies the process.
     pub fn new(client: Client, controller: &'static str, instance: Option<String>) -> EventPublisher {
         let instance = instance.unwrap_or_else(|| controller.to_owned());
         EventPublisher { client, controller, instance, hasher: RandomState::new(), log: Mutex::default() }

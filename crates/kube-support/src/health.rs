@@ -1,9 +1,8 @@
 //! HTTP server for `/metrics`, `/healthz` and `/readyz`.
 //!
-//! A role is ready when every cache was filled once and its socket listens. Otherwise `/readyz` lists what is
-//! missing, with the reason. While the API server cannot be reached, the last known state is served:
-//! `/readyz` then lists each cache's age, and after [`STALE`] the role is not ready any more. `/healthz` does
-//! not depend on caches.
+//! A role is ready when every cache was filled once and the socket listens. Otherwise `/readyz` lists what is missing,
+//! with the reason. While the API server cannot be reached, the last known state is served: `/readyz` then lists each
+//! cache's age, and after [`STALE`] the role is not ready any more. `/healthz` does not depend on caches.
 
 mod metrics_format;
 mod process_metrics;
@@ -46,15 +45,13 @@ pub trait HealthStatus: Send + Sync + 'static {
     fn page(&self) -> String;
     /// Returns what is missing; empty if the role is ready.
     fn waits_for(&self) -> Vec<String>;
-    /// Returns why the role makes no progress, although nothing is missing. A controller then gives its Lease
-    /// back.
+    /// Returns why the role makes no progress, although nothing is missing. A controller then releases the Lease.
     fn stalled(&self) -> Option<String> {
         None
     }
 }
 
-/// Returns the metrics that every role adds to its page, for the metrics reference: process, program and
-/// caches.
+/// Returns the metrics that every role adds to the page, for the metrics reference: process, program and caches.
 pub fn example_metrics() -> String {
     let pods = CacheState {
         kind: "RESOURCE",

@@ -1,7 +1,7 @@
 //! A pod's Neutron ports in the Kubernetes API: Kuryr's annotation on the pod, or a KuryrPort object.
 //!
-//! A KuryrPort contains its pod's uid; one that belongs to an earlier pod with the same name is ignored.
-//! Invalid content is an error.
+//! A KuryrPort contains the pod's uid; one that belongs to an earlier pod with the same name is ignored. Invalid
+//! content is an error.
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD
 //! `kuryrports`.

@@ -2,8 +2,8 @@
 //!
 //! - The holder renews the Lease. If it cannot, it stops before another controller may begin.
 //! - A holder that was suspended continues no step after the Lease may have expired.
-//! - A candidate measures by its own clock, from the time at which it observed the last renewal. The holder
-//!   measures from the time at which it sent the request.
+//! - A candidate measures by the local clock, from the time at which it observed the last renewal. The holder measures
+//!   from the time at which it sent the request.
 //! - The Lease is released at the end, so that another controller begins at once.
 //!
 //! Source: `coordination.k8s.io/v1` Lease; client-go `leaderelection`.
@@ -100,7 +100,7 @@ impl Election {
     /// Polls `work` only while the Lease is held. Poll [`Election::keep`] beside it, which ends when the
     /// Lease is lost.
     ///
-    /// A request that was already passed to its connection is sent in any case.
+    /// A request that was already passed to the connection is sent in any case.
     pub async fn hold_for(&self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
         poll_fn(|context| if self.is_held() { work.as_mut().poll(context) } else { Poll::Pending }).await;

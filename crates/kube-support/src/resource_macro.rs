@@ -1,7 +1,7 @@
 //! Macro `resource!`: implements `kube::Resource` for weft's types.
 
-/// Implements `kube::Resource` for a type with a field `metadata`: its scope, kind, plural, group and version
-/// (`v1` by default), or the same as another type.
+/// Implements `kube::Resource` for a type with a field `metadata`: scope, kind, plural, group and version (`v1` by
+/// default), or the same as another type.
 #[macro_export]
 macro_rules! resource {
     ($object:ty, $scope:ty, $kind:literal, $plural:literal, $group:literal) => {

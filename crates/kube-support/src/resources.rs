@@ -1,7 +1,7 @@
 //! Kubernetes resources that weft reads (Pod, Namespace, Node, NetworkAttachmentDefinition), reduced to the
 //! fields in use.
 //!
-//! - Objects are read leniently, because a malformed object must not hide the others in its list.
+//! - Objects are read leniently, because a malformed object must not hide the rest of the list.
 //! - Unused fields are dropped.
 //!
 //! Source: Kubernetes API reference, Pod v1, Namespace v1; multi-network specification (NPWG), section 3.1.
@@ -196,7 +196,7 @@ pub trait Reduced: Resource<DynamicType = ()> {
 }
 
 impl PodObject {
-    /// Whether the pod has ended, so that its addresses are free.
+    /// Whether the pod has ended, so that the addresses are free.
     pub fn is_over(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }

@@ -1,6 +1,6 @@
 //! Removes tracked connections whose address or port now belongs to another pod.
 //!
-//! A UDP client that keeps sending keeps its flow alive, and with it the old translation. After a port mapping changes,
+//! A UDP client that keeps sending keeps the flow alive, and with it the old translation. After a port mapping changes,
 //! or after another pod gets the address, the client's packets would go to the wrong place.
 //!
 //! - A flow that ended by itself in the meantime is not an error.

@@ -2,7 +2,7 @@
 //!
 //! After an object is removed, other processors may still use it for about 10 to 20 ms. The kernel frees it only then,
 //! and makes the request or the exiting process wait, although the removal has long taken effect. A child process,
-//! which is the same program with its own command, waits instead: [`crate::link::removal`],
+//! which is the same program with a separate command, waits instead: [`crate::link::removal`],
 //! [`crate::netfilter::closing`].
 //!
 //! Each command has at most [`CHILDREN_MAX`] children. When many calls remove objects at once, they wait for one
@@ -24,7 +24,7 @@ const PROGRAM: &str = "/proc/self/exe";
 static HAS_COMMANDS: AtomicBool = AtomicBool::new(false);
 
 /// Declares that the running program executes [`crate::link::removal::run`] and [`crate::netfilter::closing::run`] when
-/// their command is its first argument. Without this, the calling process waits itself.
+/// the first argument is such a command. Without this, the calling process waits itself.
 pub fn enable() {
     HAS_COMMANDS.store(true, Ordering::Relaxed);
 }

@@ -1,7 +1,7 @@
 //! Blocking netlink socket: sends requests in one datagram, and reads an acknowledgement for each.
 //!
-//! - An exchange reads all its acknowledgements before it returns, even after a failure, so that none is left for the
-//!   next exchange.
+//! - An exchange reads all acknowledgements before it returns, even after a failure, so that none is left for the next
+//!   exchange.
 //! - A dump that the kernel reports as interrupted is repeated, at most [`DUMP_TRIES`] times.
 //! - No operation waits longer than [`TIMEOUT`].
 //!
@@ -273,7 +273,7 @@ impl Socket {
     }
 
     /// Makes the send buffer large enough for one datagram. The default is 208 KiB, of which the kernel uses half for
-    /// its own data.
+    /// internal data.
     fn make_room(&mut self, length: usize) -> Result<(), Failure> {
         if length < ORDINARY_DATAGRAM {
             return Ok(());
@@ -281,7 +281,7 @@ impl Socket {
         sockopt::set_socket_send_buffer_size_force(&self.inner, 2 * length).map_err(Failure::Io)
     }
 
-    /// Requests a dump and returns all its messages.
+    /// Requests a dump and returns all messages.
     pub fn dump<M>(&mut self, flags: u16, message: &M) -> Result<Vec<M>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable + Clone,
@@ -290,7 +290,7 @@ impl Socket {
         self.dump_within(&mut no_limit, flags, message).map(Option::unwrap_or_default)
     }
 
-    /// Requests a dump and returns its messages; `None` if they exceed the limit. Each dump uses up part of the limit.
+    /// Requests a dump and returns the messages; `None` if they exceed the limit. Each dump uses up part of the limit.
     ///
     /// After `None` the rest of the dump is unread, and the kernel refuses further dumps on this socket with EBUSY.
     pub fn dump_within<M>(
@@ -383,7 +383,7 @@ impl Socket {
 
     /// Reads the next datagram into the buffer; unused buffer pages are never touched.
     ///
-    /// If the datagram does not fit, it is lost, and its length is returned.
+    /// If the datagram does not fit, it is lost, and the length is returned.
     fn receive(&mut self) -> Result<Option<usize>, Failure> {
         self.receive_with(RecvFlags::empty())
     }

@@ -33,8 +33,8 @@ const NSFS_MAGIC: i64 = 0x6e73_6673;
 /// Number of attempts to remove a namespace that is meanwhile mounted again.
 const REMOVALS_MAX: usize = 10;
 
-/// Files that every network namespace has and that only its administrators may open: one for the link lock, one for the
-/// packet-filter lock. They are never written.
+/// Files that every network namespace has and that only an administrator of the namespace may open: one for the link
+/// lock, one for the packet-filter lock. They are never written.
 const OF_ADMINISTRATORS: &str = "/proc/sys/net/ipv4/route/flush";
 const OF_FILTERS: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
@@ -50,7 +50,7 @@ pub struct Netns {
     name: String,
 }
 
-/// Namespace identity: two open handles refer to the same namespace exactly if their identities are equal. A later
+/// Namespace identity: two open handles refer to the same namespace exactly if the identities are equal. A later
 /// namespace may get the identity of a deleted one; see [`Netns::cookie`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
@@ -139,7 +139,7 @@ impl Netns {
     ///
     /// The calling thread enters the namespace and returns, even if `work` panics; a separate thread would cost a tenth
     /// of a whole ADD. If the thread cannot return, the process aborts, because it would otherwise continue in the
-    /// wrong namespace. The journal records its unfinished work.
+    /// wrong namespace. The journal records the unfinished work.
     ///
     /// # Errors
     /// The namespace cannot be entered: it is not a network namespace, or permission is denied.
@@ -169,9 +169,9 @@ impl Netns {
         lock_within(own, lock, most).map_err(|errno| Error::kernel(operation(), errno))
     }
 
-    /// Locks the calling thread's namespace on a file that only its administrators may open. The lock leaves no file
-    /// behind and ends with the returned value. If `/proc/sys` is read-only, that file cannot be opened, and the
-    /// namespace file is locked instead, which other users can also do.
+    /// Locks the calling thread's namespace on a file that only an administrator of the namespace may open. The lock
+    /// leaves no file behind and ends with the returned value. If `/proc/sys` is read-only, that file cannot be opened,
+    /// and the namespace file is locked instead, which other users can also do.
     ///
     /// # Errors
     /// [`crate::Kind::TimedOut`] after [`LOCK_MAX`], or at once with [`Lock::TryExclusive`].
@@ -180,12 +180,12 @@ impl Netns {
     }
 
     /// Locks the packet filter in the calling thread's namespace, like [`Netns::lock_own`]; if `/proc/sys` is
-    /// read-only, both are the same lock. A program that is started under the lock holds it until it exits, even if its
+    /// read-only, both are the same lock. A program that is started under the lock holds it until it exits, even if the
     /// parent is killed.
     ///
     /// # Errors
     /// Those from [`Netns::lock_own`], but only after a minute, because many processes may hold the lock first, each
-    /// with its programs.
+    /// with several programs.
     pub fn lock_filters(lock: Lock) -> Result<Locked, Error> {
         let locked = lock_file(OF_FILTERS, lock, LOCK_OF_PROGRAMS_MAX)?;
         rustix::io::fcntl_setfd(&locked._file, FdFlags::empty())
@@ -245,7 +245,7 @@ impl Netns {
     /// Unmounts and removes the namespace at `path`. `ip netns delete`
     ///
     /// A missing namespace is not an error. If another process creates it at the same moment, either the file is
-    /// removed before it is mounted and that process fails, or its namespace is removed.
+    /// removed before it is mounted and that process fails, or the new namespace is removed.
     pub fn destroy(path: &Path) -> Result<(), Error> {
         let name = path.display().to_string();
         for _ in 0..REMOVALS_MAX {
@@ -311,7 +311,7 @@ fn enter(file: &File) -> Result<(), Errno> {
     rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
 }
 
-/// Guard that moves the thread back to its previous namespace when it is dropped.
+/// Guard that moves the thread back to the previous namespace when it is dropped.
 struct Return(File);
 
 impl Drop for Return {

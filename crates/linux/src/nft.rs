@@ -4,7 +4,7 @@
 //! - `ensure_…` creates an object unless it exists; `create_…` fails with [`Kind::Exists`] if it exists, and so does
 //!   the whole batch.
 //! - Comments are written in nft's format, so that `nft list` prints them: they are the owner tags.
-//! - An error contains the operation, its object, and the kernel's explanation.
+//! - An error contains the operation, the object, and the kernel's explanation.
 //!
 //! ```no_run
 //! use linux::nft::{Batch, Element, Family, Nft, Rule, Set, Table, Type};

@@ -66,7 +66,7 @@ impl PacketSocket {
         Ok(PacketSocket { socket, link, name: name.to_owned() })
     }
 
-    /// Sends a frame including its header.
+    /// Sends a frame that includes the header.
     pub fn send(&self, frame: &[u8]) -> Result<(), Error> {
         match sendto(self.socket.as_raw_fd(), frame, &self.link, MsgFlags::empty()) {
             Ok(_) => Ok(()),
@@ -74,7 +74,7 @@ impl PacketSocket {
         }
     }
 
-    /// Returns what arrives first before `until`: a frame on the link including its header, or a datagram on `beside`
+    /// Returns what arrives first before `until`: a frame on the link including the header, or a datagram on `beside`
     /// if there is such a socket. `None` if nothing arrives.
     pub fn receive(&self, beside: Option<&UdpSocket>, until: Instant) -> Result<Option<Received>, Error> {
         let failed = |errno: Errno| Error::kernel(format!("receive on {}", self.name), errno);

@@ -1,7 +1,7 @@
-//! Child processes that the kernel kills when their parent exits, and children that wait for that exit.
+//! Child processes that the kernel kills when the parent exits, and children that wait for that exit.
 //!
 //! A container runtime that times out kills the plugin it called and calls DEL at once. If the plugin's child went on,
-//! it would create what that DEL has already looked for. Only a process itself can ask the kernel to be killed with its
+//! it would create what that DEL has already looked for. Only a process itself can ask the kernel to be killed with the
 //! parent. So the child starts as this program, asks the kernel, and then executes the other program:
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //! - While a program file is open for writing («text file busy»), executing it is retried.
 //! - Processes that the program starts itself are not covered.
 //!
-//! The opposite is a child that begins its work when its parent has exited: [`wait`].
+//! The opposite is a child that begins to work when the parent has exited: [`wait`].
 //!
 //! Source: PR_SET_PDEATHSIG(2const); execve(2); pidfd_open(2).
 
@@ -69,8 +69,8 @@ pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration)
     }
 }
 
-/// Whether execvp(3) would run a shell with this program, because the kernel does not know its format. glibc does that; the
-/// library of the released programs does not.
+/// Whether execvp(3) would run a shell with this program, because the kernel does not know the format. glibc does that;
+/// the library of the released programs does not.
 fn is_for_a_shell(program: &Path) -> bool {
     let head = |path: &Path| {
         let mut head = Vec::new();

@@ -1,6 +1,6 @@
 //! Routing socket in one network namespace.
 //!
-//! Its operations are in the modules for their objects: [`crate::link`], [`crate::address`], [`crate::route`],
+//! The operations are in the modules for the objects: [`crate::link`], [`crate::address`], [`crate::route`],
 //! [`crate::rule`], [`crate::tc`].
 
 pub(crate) mod message;
@@ -60,7 +60,7 @@ impl Rtnl {
         }
     }
 
-    /// Sends several requests in one datagram; `operation` describes the failed one, given its index.
+    /// Sends several requests in one datagram; `operation` describes the failed one, given the index.
     pub(crate) fn execute_all(
         &mut self,
         requests: Vec<Request<Message>>,
@@ -78,7 +78,7 @@ impl Rtnl {
         }
     }
 
-    /// Sends one request and returns its answers.
+    /// Sends one request and returns the answers.
     pub(crate) fn ask(
         &mut self,
         message: Message,
@@ -87,7 +87,7 @@ impl Rtnl {
         self.ask_all(vec![Request { flags: 0, message }], operation)
     }
 
-    /// Sends several requests in one datagram and returns their answers.
+    /// Sends several requests in one datagram and returns the answers.
     pub(crate) fn ask_all(
         &mut self,
         requests: Vec<Request<Message>>,

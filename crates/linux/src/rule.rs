@@ -73,7 +73,7 @@ impl Rtnl {
         self.execute(0, message, || format!("remove rule from {} lookup {}", rule.from, rule.table))
     }
 
-    /// Lists the tables that any rule in a family leads to, whatever its conditions are.
+    /// Lists the tables that any rule in a family leads to, whatever the conditions are.
     pub fn tables_of_rules(&mut self, of: Family) -> Result<Vec<u32>, Error> {
         Ok(self.all_rules(of.number())?.iter().map(table).collect())
     }

@@ -99,7 +99,7 @@ impl Bucket {
     }
 
     /// Whether the kernel has this bucket. The comparison is not exact: the kernel's conversions lose up to a
-    /// thousandth of the bucket, other tools measure in microseconds, and the kernel reports values beyond its maximum
+    /// thousandth of the bucket, other tools measure in microseconds, and the kernel reports values beyond the maximum
     /// as that maximum.
     pub fn is(&self, measured: &Measured) -> bool {
         let ticks = self.ticks();
@@ -169,7 +169,7 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_REPLACE, message, || format!("put classes at the root of {name}"))
     }
 
-    /// Adds a class with its limit, and the queue for waiting packets.
+    /// Adds a class with the limit, and the queue for waiting packets.
     ///
     /// `tc class add dev NAME parent 1: classid 1:MINOR htb rate R ceil R burst B`, then `tc qdisc add dev NAME parent
     /// 1:MINOR bfifo limit L`
@@ -219,7 +219,7 @@ impl Rtnl {
         }
     }
 
-    /// Removes the ingress discipline and its filters. `tc qdisc del dev NAME ingress`
+    /// Removes the ingress discipline and all filters in it. `tc qdisc del dev NAME ingress`
     pub fn remove_ingress(&mut self, link: u32, name: &str) -> Result<(), Error> {
         let message = Message::traffic(DELETE_QDISC, link, 0, INGRESS, 0);
         self.execute(0, message, || format!("remove ingress from {name}"))

@@ -15,7 +15,7 @@ use crate::error::Error;
 pub enum Connection {
     /// The peer accepted the connection after this time.
     Accepted(Duration),
-    /// The peer, or a packet filter on its behalf, refused the connection with a reset.
+    /// The peer, or a packet filter for it, refused the connection with a reset.
     Refused,
     /// A router, a packet filter or the kernel reported the destination as unreachable.
     Unreachable,

@@ -1,4 +1,4 @@
-//! Undo steps: unless a setup is committed, its effects are undone in reverse order.
+//! Undo steps: unless a setup is committed, the effects are undone in reverse order.
 //!
 //! The setup pushes a step after each effect, and an early return undoes them all. If one step fails, the others still
 //! run.

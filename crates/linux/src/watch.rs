@@ -1,8 +1,8 @@
 //! Notifies about changes to links and to the IPv6 configuration in a namespace.
 //!
 //! A notification only says *that* something changed; the receiver then reads the current state. Nothing is therefore
-//! lost if the socket drops messages, and their content is not used. The exception is [`Watch::removed_links`]: there
-//! the receiver knows what to do if a message was dropped.
+//! lost if the socket drops messages, because message contents are not used. The exception is [`Watch::removed_links`]:
+//! there the receiver knows what to do if a message was dropped.
 //!
 //! Source: rtnetlink(7), `RTNLGRP_*` in `include/uapi/linux/rtnetlink.h`.
 
@@ -30,7 +30,7 @@ const FAMILY_OFFSET: usize = 16;
 const INDEX_OFFSET: usize = FAMILY_OFFSET + 4;
 /// Bytes that are read from such a message.
 const HEAD: usize = INDEX_OFFSET + 4;
-/// Maximum number of messages that are read at once, so that a namespace with continuous changes cannot block its
+/// Maximum number of messages that are read at once, so that a namespace with continuous changes cannot block the
 /// watcher.
 const AT_A_TIME: usize = 1024;
 
@@ -95,7 +95,7 @@ impl Watch {
 
     /// Reads the messages that have arrived, without waiting, and calls `removed` with the index of each link that the
     /// kernel has removed or moved to another namespace. It ignores messages from other senders, and messages from a
-    /// bridge, which in this way announces that a link is no longer one of its ports.
+    /// bridge, which in this way announces that a link is no longer a port.
     pub(crate) fn removed_links(&self, mut removed: impl FnMut(u32)) {
         for _ in 0..AT_A_TIME {
             let mut head = [0; HEAD];
@@ -137,7 +137,7 @@ fn only_removals(indexes: &[u32]) -> Vec<SockFilter> {
     const WORD_AT: u16 = 0x20;
     const IS: u16 = 0x15;
     const END: u16 = 0x06;
-    /// A jump has one byte for its distance.
+    /// A jump has one byte for the distance.
     const INDEXES_MAX: usize = 128;
     let line = SockFilter::new;
     let indexes = if indexes.len() > INDEXES_MAX { &[] } else { indexes };

@@ -3,10 +3,10 @@
 //! - An unknown pod is an error, never a pod without networks (M13).
 //! - A runtime call without a pod (outside of Kubernetes) gets the networks that the node configuration has
 //!   for every pod.
-//! - Uid and name must both match, so that a recreated pod is not confused with its predecessor.
+//! - Uid and name must both match, so that a recreated pod is not confused with the previous one.
 //! - If several pods have one name, the first counts; with definitions it is the last, as if they were
 //!   applied in order.
-//! - Access policies apply as in a cluster. If a namespace is in no manifest, its labels are unknown.
+//! - Access policies apply as in a cluster. If a namespace is in no manifest, the labels are unknown.
 
 use std::collections::BTreeMap;
 
@@ -96,7 +96,7 @@ impl Collection {
         }
     }
 
-    /// Returns the identified pod; its annotations may come from the runtime instead of a manifest.
+    /// Returns the identified pod; annotations may come from the runtime instead of a manifest.
     ///
     /// # Errors
     /// Code 3: the pod is unknown, or known with another uid.

@@ -66,7 +66,7 @@ pub(super) fn documents(source: &Source) -> Vec<Result<Node, Broken>> {
     found
 }
 
-/// Splits a file before each line that begins with `---`; returns each piece with its offset.
+/// Splits a file before each line that begins with `---`; returns each piece with the offset.
 fn pieces(text: &str) -> Vec<(usize, &str)> {
     let separates = |line: &str| {
         line.strip_prefix("---")

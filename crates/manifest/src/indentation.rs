@@ -1,4 +1,4 @@
-//! Copy of a piece of YAML with changed blanks where its lines begin.
+//! Copy of a YAML piece with changed blanks at line starts.
 //!
 //! libyaml, which Kubernetes uses, lets the lines in a quoted string begin in any column, and accepts tabs in
 //! quotes and brackets. YAML does not, and even examples in the multi-network specification end at the
@@ -48,8 +48,8 @@ impl Copy {
         (text != self.text).then(|| Copy { text, added: self.added.clone() })
     }
 
-    /// Returns the copy with the next quoted string after `from` indented beyond its opening quote, if the
-    /// error at `at` is inside that string.
+    /// Returns the copy with the next quoted string after `from` indented beyond the opening quote, if the error at
+    /// `at` is inside that string.
     pub(super) fn indent_quoted(&self, from: usize, at: usize) -> Option<Copy> {
         let open = opening_quote(&self.text, from)?;
         let close = closing_quote(&self.text, open).filter(|close| (open..=*close).contains(&at))?;

@@ -52,13 +52,13 @@ pub struct Manifest {
     pub pods: Vec<Located<PodObject>>,
     /// NetworkAttachmentDefinitions.
     pub definitions: Vec<Located<Definition>>,
-    /// Namespaces with their labels.
+    /// Namespaces with labels.
     pub namespaces: Vec<Located<Namespace>>,
     /// MultiNetworkPolicies, valid or not.
     pub policies: Vec<Located<NetworkPolicy>>,
     /// Kinds that are not read, for example `Service`.
     pub others: Vec<Located<String>>,
-    /// Problems in the file and its objects.
+    /// Problems in the file and the objects.
     pub problems: Vec<Problem>,
 }
 
@@ -96,7 +96,7 @@ pub struct Located<T> {
 pub struct Problem {
     /// Offset in the file, in bytes.
     pub at: usize,
-    /// Fault, with its place and reason.
+    /// Error with place and reason.
     pub fault: Fault,
 }
 

@@ -1,4 +1,4 @@
-//! YAML or JSON document as a tree in which every node has its source position.
+//! YAML or JSON document as a tree in which every node has a source position.
 //!
 //! Values are interpreted as Kubernetes does: plain `yes` and `on` are booleans, a later key with the same
 //! name wins, `<<` merges. Positions refer to the file.
@@ -81,7 +81,7 @@ impl Node {
         }
     }
 
-    /// Returns the node as JSON. A YAML number without a JSON form becomes its value, or else a string.
+    /// Returns the node as JSON. A YAML number without a JSON form becomes the number's value, or else a string.
     pub fn to_json(&self) -> Json {
         match &self.value {
             Value::Null => Json::Null,
@@ -96,7 +96,7 @@ impl Node {
     }
 }
 
-/// Largest number below which each whole number has a floating-point form of its own.
+/// Largest number below which each whole number has a distinct floating-point form.
 const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// Returns a YAML number in JSON form. As in the API server, a whole number has no fraction and no exponent,

@@ -1,4 +1,4 @@
-//! Reader for one object: its kind and the fields that planning and the linter use.
+//! Reader for one object: the kind and the fields that planning and the linter use.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use npwg::rule::Rule;
 const DEFINITION: &str = "NetworkAttachmentDefinition";
 const DEFINITION_VERSION: &str = "k8s.cni.cncf.io/v1";
 
-/// Where each workload kind has its pod template.
+/// Where each workload kind has the pod template.
 const TEMPLATES: &[(&str, &[&str])] = &[
     ("Deployment", &["spec", "template"]),
     ("StatefulSet", &["spec", "template"]),

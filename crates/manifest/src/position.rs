@@ -1,14 +1,14 @@
 //! File position for a value inside embedded JSON.
 //!
-//! The JSON in an annotation or a definition is the string in a YAML scalar. [`offset`] finds a value in the
-//! JSON by its path. [`in_scalar`] finds that string offset in the scalar as written, quoted or not, folded
-//! or not. YAML only changes blanks in a string, so the characters that are not blanks are counted.
+//! The JSON in an annotation or a definition is the string in a YAML scalar. [`offset`] finds a value in the JSON by
+//! path. [`in_scalar`] finds that string offset in the scalar as written, quoted or not, folded or not. YAML only
+//! changes blanks in a string, so the characters that are not blanks are counted.
 
 use std::collections::BTreeSet;
 
 use npwg::refusal::{KeyPath, Step};
 
-/// Returns the offset in the JSON at which the value at `path` begins, or else its nearest existing ancestor.
+/// Returns the offset in the JSON at which the value at `path` begins, or else the nearest existing ancestor.
 pub fn offset(json: &str, path: &KeyPath) -> usize {
     let mut reader = Reader { bytes: json.as_bytes(), at: 0 };
     reader.blanks();
@@ -24,8 +24,7 @@ pub fn offset(json: &str, path: &KeyPath) -> usize {
 /// Maximum number of repeated keys that are found.
 const DUPLICATES_MAX: usize = 16;
 
-/// Returns the keys that occur twice in one object in valid JSON, each with its path and the offset of the
-/// second.
+/// Returns the keys that occur twice in one object in valid JSON, each with the path and the offset of the second.
 pub fn duplicate_keys(json: &str) -> Vec<(KeyPath, usize)> {
     let mut found = Vec::new();
     let mut reader = Reader { bytes: json.as_bytes(), at: 0 };
@@ -202,7 +201,7 @@ pub fn in_scalar(scalar: &str, text: &str, offset: usize) -> usize {
     0
 }
 
-/// Returns the characters in a scalar, each with its offset; blanks are kept as written.
+/// Returns the characters in a scalar, each with the offset; blanks are kept as written.
 fn decoded(scalar: &str) -> Vec<(usize, char)> {
     let mut chars = scalar.char_indices().peekable();
     let quote = chars.peek().map(|(_, c)| *c).filter(|c| matches!(c, '\'' | '"'));

@@ -1,8 +1,8 @@
-//! Pieces from a long manifest, each of which is parsed alone, so that its length has no limit.
+//! Pieces from a long manifest, each of which is parsed alone, so that the length has no limit.
 //!
-//! A file is split at lines that begin with `---`. A list as `kubectl get -o yaml` or `-o json` prints it is
-//! split into its items, recognized by how far their first line is indented. A piece keeps its columns, and
-//! knows how many lines precede it.
+//! A file is split at lines that begin with `---`. A list as `kubectl get -o yaml` or `-o json` prints it is split into
+//! its items, recognized by how far the first line is indented. A piece keeps the columns, and knows how many lines
+//! precede it.
 //!
 //! - The lines around a list's items are in no piece.
 //! - An alias cannot refer to an anchor in another piece, so short files are better parsed whole.
@@ -125,7 +125,7 @@ impl<R: BufRead> Pieces<R> {
         None
     }
 
-    /// Starts a piece with its first line; returns the previous one.
+    /// Starts a piece with the first line; returns the previous one.
     fn start(&mut self, text: String) -> Piece {
         std::mem::replace(&mut self.piece, Piece { lines_before: self.lines, text })
     }

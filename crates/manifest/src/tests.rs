@@ -1,4 +1,4 @@
-//! Tests of the reader: objects and their positions.
+//! Tests of the reader: objects and positions.
 
 use super::*;
 use npwg::refusal::Step;

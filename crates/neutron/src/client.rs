@@ -1,7 +1,7 @@
 //! Neutron API client.
 //!
 //! An expired token is renewed once, even if many concurrent requests find it expired at the same time. Nothing else is
-//! retried, because only the caller knows whether a retry makes sense. The client counts its requests, for the metrics.
+//! retried, because only the caller knows whether a retry makes sense. The client counts requests, for the metrics.
 //!
 //! Source: OpenStack Networking API v2.0.
 
@@ -209,7 +209,7 @@ impl Client {
         self.call(Method::PUT, &path, Some(&json!({ "sub_ports": subports })), None).await
     }
 
-    /// Lists all trunks with their subports.
+    /// Lists all trunks with subports.
     pub(crate) async fn trunks(&self) -> Result<Vec<Value>, Error> {
         self.show("/v2.0/trunks?fields=id&fields=sub_ports", "trunks").await
     }

@@ -24,7 +24,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// example `auth_url` and `username`.
 pub type Words = BTreeMap<String, String>;
 
-/// Clouds by name, each with its settings, as they stand in the file.
+/// Clouds by name, with the settings as they stand in the file.
 type Clouds = BTreeMap<String, Map<String, Value>>;
 
 /// Reads the settings from the environment: the cloud that `OS_CLOUD` selects, or the other variables alone.

@@ -31,7 +31,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Time after which an idle connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(20);
 
-/// HTTP client with its connection pool.
+/// HTTP client with a connection pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -141,7 +141,7 @@ impl Answer {
     }
 }
 
-/// Joins an error's message with those of its causes, because the first alone says only "client error (Connect)".
+/// Joins an error's message and those of all causes, because the first alone says only "client error (Connect)".
 fn chain(error: &dyn std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

@@ -26,7 +26,7 @@ pub struct PodState {
 }
 
 impl PodState {
-    /// Iterates over all VIFs with their names, the default one first.
+    /// Iterates over all VIFs by name, the default one first.
     pub fn vifs(&self) -> impl Iterator<Item = (&str, &Vif)> {
         let default = self.default.iter().map(|vif| (DEFAULT, vif));
         default.chain(self.additional.iter().map(|(name, vif)| (name.as_str(), vif)))

@@ -40,7 +40,7 @@ pub struct Port {
     pub device_id: String,
     /// Component that created the port, for example [`DEVICE_OWNER`].
     pub device_owner: String,
-    /// IP addresses with their subnets.
+    /// IP addresses and subnets.
     pub fixed_ips: Vec<FixedIp>,
     /// Security group ids.
     pub security_groups: Vec<String>,
@@ -57,14 +57,14 @@ pub struct Port {
     /// Binding details, for example the bridge name.
     #[serde(rename = "binding:vif_details")]
     pub vif_details: Map<String, Value>,
-    /// Trunk that has this port as its parent.
+    /// Trunk whose parent is this port.
     pub trunk_details: Option<TrunkDetails>,
     /// Additional addresses that the port may send from.
     pub allowed_address_pairs: Vec<AddressPair>,
 }
 
 impl Port {
-    /// Whether a mechanism driver has bound the port on its host.
+    /// Whether a mechanism driver has bound the port on the host.
     pub fn is_bound(&self) -> bool {
         self.vif_type != BINDING_FAILED && self.vif_type != UNBOUND
     }
@@ -78,7 +78,7 @@ pub struct TrunkDetails {
     pub trunk_id: String,
 }
 
-/// Address that a port may send from in addition to its fixed IPs.
+/// Address that a port may send from in addition to the fixed IPs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AddressPair {

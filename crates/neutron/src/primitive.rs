@@ -1,4 +1,4 @@
-//! oslo.versionedobjects primitives: JSON objects that carry their class name and version.
+//! oslo.versionedobjects primitives: JSON objects that carry class name and version.
 //!
 //! - `versioned_object.changes` is neither written nor read. It lists the fields that the writer had not saved yet, in
 //!   random order.
@@ -16,7 +16,7 @@ const NAME: &str = "versioned_object.name";
 const NAMESPACE: &str = "versioned_object.namespace";
 const VERSION: &str = "versioned_object.version";
 const DATA: &str = "versioned_object.data";
-/// Namespace that Kuryr writes for all objects, even for its own classes.
+/// Namespace that Kuryr writes for all objects, even for Kuryr's classes.
 const OS_VIF: &str = "os_vif";
 
 /// Parsed object.

@@ -10,7 +10,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Settings for one cloud.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Authentication method with its credentials.
+    /// Authentication method and credentials.
     pub auth: Auth,
     /// Region to look up in the catalog; any region if absent.
     pub region: Option<String>,

@@ -86,7 +86,7 @@ impl Client {
         }
     }
 
-    /// Removes a subport from its trunk; a missing subport or trunk is not an error.
+    /// Removes a subport from the trunk; a missing subport or trunk is not an error.
     pub async fn unnest(&self, trunk: &str, port: &str) -> Result<(), Error> {
         match self.change_trunk(trunk, "remove_subports", &json!([{ "port_id": port }])).await {
             Err(error) if error.is_absent() => Ok(()),

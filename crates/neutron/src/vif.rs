@@ -177,7 +177,7 @@ pub enum Plugging {
 // === impl Vif ===
 
 impl Vif {
-    /// Builds the VIF for a port and its network.
+    /// Builds the VIF for a port and the network.
     ///
     /// # Errors
     /// weft cannot plug in this VIF type.

@@ -42,8 +42,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_GATHER: Duration = Duration::from_millis(50);
 /// Shortest interval between two searches for tasks on behalf of plans: each looks at all sandboxes.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
-/// The same after a search that found no task, while no policy updates are pending. Orphaned sandboxes and
-/// checks are due after many seconds, so their tasks need not be sent at once.
+/// The same after a search that found no task, while no policy updates are pending. Orphaned sandboxes and checks are
+/// due after many seconds, so such tasks need not be sent at once.
 const IDLE_SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Components that the node agent holds while it runs.
@@ -64,7 +64,7 @@ pub(crate) struct AgentState {
     sandboxes: Arc<Sandboxes>,
     drift: Drift,
     hot_plug: Option<HotPlug>,
-    /// Network policies, if they are enforced, and their updates.
+    /// Network policies, if they are enforced, and the updates.
     pub(crate) policies: Option<(Arc<NetworkPolicies>, PolicyUpdates)>,
     /// When tasks were last searched on behalf of a plan.
     searched: Mutex<Search>,
@@ -102,11 +102,11 @@ pub(crate) struct AgentConfig {
     pub(crate) checked: PathBuf,
     /// Sandboxes that the container runtime lists; empty unless an endpoint is configured.
     pub(crate) runtime: Arc<RuntimeSandboxes>,
-    /// Time between a pod's deletion and the take-down of its orphaned sandbox.
+    /// Time between a pod's deletion and the take-down of the orphaned sandbox.
     pub(crate) orphan_grace: Duration,
     /// Interval between two checks on a sandbox; zero disables them.
     pub(crate) check_interval: Duration,
-    /// Whether running pods follow changes to their networks annotation.
+    /// Whether running pods follow changes to the networks annotation.
     pub(crate) hot_plug: bool,
     /// Interval at which rules are compared with the kernel's, zero for never; `None` if policies are not
     /// enforced.
@@ -196,7 +196,7 @@ impl AgentState {
         tasks
     }
 
-    /// Records a task's result, unless its sandbox is gone.
+    /// Records a task's result, unless the sandbox is gone.
     fn record_result(&self, result: &TaskResult) {
         let Some(sandbox) = self.sandboxes.find(&result.container) else { return };
         let pod = &sandbox.entry.plan.pod;

@@ -1,12 +1,12 @@
-//! Drift detection: finds attachments that no longer match their configuration, for example a deleted
-//! interface.
+//! Drift detection: finds attachments that no longer match the configuration, for example because an interface was
+//! deleted.
 //!
 //! The agent sends CHECKs as tasks to weft-cni, a few with each response, and compares the results with
 //! earlier ones. Nothing is repaired: the change may be intended, and recreating the pod repairs it. (`weft
 //! doctor` runs CHECK, too.)
 //!
-//! - The kubelet never calls CHECK, so a plugin may reject its own intact attachment. Therefore what the
-//!   first check finds is not drift.
+//! - The kubelet never calls CHECK, so a plugin may reject an intact attachment that it made. Therefore what the first
+//!   check finds is not drift.
 //! - The first check follows soon after the attachment, also for a network added to a running pod.
 //! - An attachment that once passed a check and fails now has drifted. Findings of first checks are stored in a
 //!   file, so that a later agent knows them. Without the file, each sandbox has a first check again.
@@ -76,7 +76,7 @@ struct CheckState {
 pub(crate) enum CheckOutcome {
     /// Nothing has changed.
     Same,
-    /// An attachment failed its first check.
+    /// An attachment failed the first check.
     NeverCorrect,
     /// An attachment has drifted.
     Drifted,
@@ -178,7 +178,7 @@ impl Drift {
         outcome
     }
 
-    /// Records that a network was added to a running pod: its first check follows soon.
+    /// Records that a network was added to a running pod: the first check follows soon.
     pub(crate) fn attachment_added(&self, container: &ContainerId, ifname: &IfName) {
         if let Some(known) = self.checked().get_mut(container) {
             known.due = known.due.min(Instant::now() + FIRST);

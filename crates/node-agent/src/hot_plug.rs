@@ -1,12 +1,11 @@
-//! Hot-plug: compares the networks that a running pod's annotation selects with those in its sandbox.
+//! Hot-plug: compares the networks that a running pod's annotation selects with those in the sandbox.
 //!
 //! - It is opt-in, and works only for an executor that polls for tasks (`weft executor`).
-//! - A sandbox is compared when its pod's annotation changes, and again at growing intervals until it matches
-//!   or the change proves impossible.
+//! - A sandbox is compared when the pod's annotation changes, and again at growing intervals until it matches or the
+//!   change proves impossible.
 //! - If a network cannot be attached, the others still are. It is planned again when a definition or a
 //!   namespace changes, and at the same intervals, because a device may become free.
-//! - A sandbox whose networks were requested through the container runtime keeps them; its annotation is
-//!   ignored.
+//! - A sandbox whose networks were requested through the container runtime keeps them; the annotation is ignored.
 //! - An invalid annotation changes nothing, so that a typing error removes no network.
 //! - Devices, isolation and policies are as in an ADD, because the same planner makes the plan.
 
@@ -32,7 +31,7 @@ use node_support::sandboxes::Sandboxes;
 /// First and longest pause before a change is sent again.
 const REPEAT_MIN: Duration = Duration::from_secs(5);
 const REPEAT_MAX: Duration = Duration::from_secs(600);
-/// Maximum number of changes in one response, and of their bytes together. A larger change is alone.
+/// Maximum number of changes in one response, and of bytes in all of them. A larger change is sent alone.
 const CHANGES_MAX: usize = 16;
 const BYTES_MAX: usize = 4 << 20;
 /// Maximum size for a change, in bytes. The rest of a message is for the envelope, the node's configuration
@@ -59,7 +58,7 @@ struct Seen {
     inputs: u64,
 }
 
-/// Comparison between a sandbox and its pod's annotation.
+/// Comparison between a sandbox and the pod's annotation.
 struct Comparison {
     verdict: Verdict,
     /// Why selected networks cannot be planned.
@@ -112,7 +111,7 @@ impl HotPlug {
         tasks
     }
 
-    /// Returns the pod's annotation if its sandbox is to be compared.
+    /// Returns the pod's annotation if the sandbox must be compared.
     fn is_due(&self, planner: &Planner, entry: &Entry) -> Option<Option<String>> {
         let is_whole = entry.complete || entry.changing;
         if entry.plan.pod.uid.is_empty() || !is_whole || has_runtime_networks(&entry.plan, &entry.ifname) {
@@ -131,7 +130,7 @@ impl HotPlug {
         is_due.then_some(annotation)
     }
 
-    /// Stores what a comparison found, sends its Events, and returns its task.
+    /// Stores what a comparison found, sends the Events, and returns the task.
     fn settle(
         &self,
         planner: &Planner,
@@ -181,7 +180,7 @@ fn sized(verdict: Verdict) -> (Verdict, usize) {
     }
 }
 
-/// Compares a sandbox with its pod's annotation. Also returns why selected networks cannot be planned.
+/// Compares a sandbox with the pod's annotation. Also returns why selected networks cannot be planned.
 async fn compare(planner: &Planner, node: &NodeInput, entry: &Entry) -> (Verdict, Vec<Fault>) {
     let request = PlanRequest {
         pod: entry.plan.pod.clone(),

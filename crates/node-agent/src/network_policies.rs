@@ -7,11 +7,12 @@
 //! ```
 //!
 //! - A policy is validated once, when it arrives.
-//! - Policies select pods of their own namespace only. So the agent watches the sets of namespaces with policies and a pod of
-//!   this node: one list and one watch for each. The watch begins when the pod is bound to the node, not at its ADD.
-//! - An ADD waits for a list that was not read yet and fails with code 11: no pod starts without its policies.
-//! - A rule names its set by what it selects. A set that is missing allows nothing, and an update follows. For a running pod
-//!   the same applies to sets that were not read yet.
+//! - Policies select only pods in the same namespace. So the agent watches the sets in namespaces that have policies
+//!   and a pod on this node: one list and one watch for each. The watch begins when the pod is bound to the node, not
+//!   at the ADD.
+//! - An ADD waits for a list that was not read yet and fails with code 11, so no pod starts without policies.
+//! - A rule names the set by what it selects. A set that is missing allows nothing, and an update follows. For a
+//!   running pod the same applies to sets that were not read yet.
 //! - Without the API server the last known state counts.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,7 @@ use tracing::warn;
 use kube_support::cache::changed_keys::{Changed, ChangedKeys};
 use kube_support::cache::{Cache, follow};
 
-/// Deadline of an ADD for the sets of its namespace to be read for the first time.
+/// Maximum time that an ADD waits until the namespace's sets are read for the first time.
 const SETS_MAX: Duration = Duration::from_secs(5);
 /// Number of address sets in one response: they have up to 1 MiB, and a page is in memory as a whole.
 const SETS_PAGE: u32 = 10;
@@ -61,11 +62,11 @@ struct NamespaceSets {
     tasks: [AbortHandle; 2],
 }
 
-/// Policies that may select a pod, with the addresses of their peers.
+/// Policies that may select a pod, and the peer addresses.
 pub(crate) struct PodPolicies {
     policies: Vec<NetworkPolicy>,
     addresses: BTreeMap<String, PolicyAddresses>,
-    /// Whether a policy waits for the set of one of its rules.
+    /// Whether a policy waits for a rule's set.
     pub(crate) is_waiting: bool,
     /// Reason why the sets of the namespace are not known, if they are needed.
     pub(crate) unread_sets: Option<String>,
@@ -75,7 +76,7 @@ pub(crate) struct PodPolicies {
 pub(crate) struct CompiledPolicy {
     pub(crate) policy: Option<AttachmentPolicy>,
     pub(crate) because: Option<Decision>,
-    /// Reason why the attachment has no rules: its policies are too large.
+    /// Reason why the attachment has no rules: the policies are too large.
     pub(crate) fault: Option<String>,
 }
 
@@ -167,7 +168,7 @@ impl NetworkPolicies {
         Arc::clone(&sets.cache)
     }
 
-    /// Adds its policies to the plan of a pod.
+    /// Adds the policies to a pod's plan.
     ///
     /// # Errors
     /// `Ok(Err(_))`: the policies cannot be enforced. Code 11: policies or sets were not read yet.
@@ -202,8 +203,8 @@ impl NetworkPolicies {
         Ok(pod_policies::add_resolved_to_plan(plan, pod, &policies, &addresses))
     }
 
-    /// Returns the policies that may select an attachment of a pod to these networks, with the addresses of their peers as far
-    /// as they were read. Returns `None` if the policies were not read yet.
+    /// Returns the policies that may select a pod's attachment to these networks, with peer addresses as far as they
+    /// were read. Returns `None` if the policies were not read yet.
     pub(crate) fn of_pod(&self, pod: &Pod, networks: &[NetworkReference]) -> Option<PodPolicies> {
         if !self.policies.is_synced() {
             return None;

@@ -4,8 +4,7 @@
 //! - The networks that the runtime lists are compared with the definitions at every change and every 30
 //!   seconds, so that a restart or a lost call leaves no difference.
 //! - Only networks with the uid [`SYNC_UID`] are changed; others belong to other clients.
-//! - A network in use drains when its definition is deleted. It is set again if the definition returns
-//!   meanwhile.
+//! - A network in use drains when the definition is deleted. It is set again if the definition returns meanwhile.
 //!
 //! Source: «CRI Network API», «Kubernetes integration»; multi-network specification (NPWG), section 3.
 
@@ -58,7 +57,7 @@ pub(crate) async fn follow(agent: Arc<AgentState>, socket: PathBuf) {
 enum Action {
     /// The network is correct.
     Nothing,
-    /// The network is missing, different, or draining although its definition exists.
+    /// The network is missing, different, or draining although the definition exists.
     Set,
     /// The network's definition was deleted.
     Remove,

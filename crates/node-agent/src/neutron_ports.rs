@@ -1,4 +1,4 @@
-//! Neutron ports of a plan: waits for the ports of a pod and puts their description into the plan.
+//! Neutron ports in a plan: waits for the pod's ports and puts a description of them into the plan.
 //!
 //! ```text
 //!   plan (delegates of type neutron, without a port) ─► PodState (annotation, KuryrPort) ─► plan with `vif`
@@ -7,7 +7,7 @@
 //! - The plan, and so the journal, contains the whole description of each port. Nothing is looked up on the node.
 //! - Further ports have the numbers that the controller gives them: in the order of the selection, counting only definitions
 //!   with `openstack.org/kuryr-config`. The controller's configuration determines the prefix before the number.
-//! - A running pod gets no further Neutron port, because the numbers of its ports could change.
+//! - A running pod gets no further Neutron port, because the port numbers could change.
 //! - A definition with `openstack.org/kuryr-config` and no plugin of type neutron, like those of Kuryr, is completed as a
 //!   network of that type.
 

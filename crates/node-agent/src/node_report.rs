@@ -1,11 +1,10 @@
 //! Report about this node: the WeftNode object with the node's name, for `weft status`.
 //!
-//! - Nothing decides on it. A cluster without its definition, or an agent without the right to write it,
-//!   works.
+//! - Nothing decides on it. A cluster without the definition, or an agent without the right to write it, still works.
 //! - The first report is written two seconds after the start, also without sandboxes. A report that could not
 //!   be written is tried again, at first after two seconds.
-//! - A change is written within half a minute; an unchanged report every five minutes, so that its time shows
-//!   a dead agent.
+//! - A change is written within half a minute; an unchanged report every five minutes, so that an old time shows a dead
+//!   agent.
 //! - The object belongs to the Node object, so that Kubernetes deletes it with the node.
 
 use std::fs;

@@ -9,7 +9,8 @@
 //! - In the normal case nothing is read from the API. An object that is not in the cache is requested once.
 //! - Without the API server, the caches and the runtime's description of the pod suffice.
 //! - A pod with another uid than the one that the runtime names is refused.
-//! - If no cache was ever filled, a pod is planned if the runtime passes its annotations and its plan needs no definition.
+//! - If no cache was ever filled, a pod is planned if the runtime passes the annotations and the plan needs no
+//!   definition.
 //! - A refusal counts as "try again later" (code 11) while a definition that the plan needs cannot be read.
 //! - Neutron ports are put into the plan last ([`crate::neutron_ports`]).
 
@@ -52,7 +53,7 @@ const KURYR_PORT_POLL: Duration = Duration::from_millis(300);
 /// Time by which the cache may lag behind the kubelet for a new pod.
 const LAG_MAX: Duration = Duration::from_millis(500);
 
-/// Planner for a node: caches for its pods and for all definitions, and the plans made from them.
+/// Planner for a node: caches for the node's pods and for all definitions, and the plans made from them.
 pub(crate) struct Planner {
     client: Client,
     /// Pods on this node.

@@ -28,8 +28,7 @@ struct ListRequest {}
 
 /// Field `pod_resources` in a ListPodResourcesResponse.
 const PODS: u32 = 1;
-/// Maximum bytes about one pod. A device takes some hundred; an empty message takes forty times its size in
-/// memory.
+/// Maximum bytes about one pod. A device takes some hundred; an empty message takes forty times as much in memory.
 const POD_MAX: usize = 256 << 10;
 
 /// Pod that a PodResources message is about.
@@ -89,7 +88,7 @@ struct ClaimResource {
 pub(crate) struct PodDevices {
     /// Devices that device plugins provide.
     pub(crate) devices: Devices,
-    /// Devices from Dynamic Resource Allocation, each with its ResourceClaim's name.
+    /// Devices from Dynamic Resource Allocation, each with the ResourceClaim's name.
     pub(crate) allocated: Vec<(String, AllocatedDevice)>,
 }
 

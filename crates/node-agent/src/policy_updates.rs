@@ -4,9 +4,9 @@
 //! - Only sandboxes that a change concerns are compared: those in the namespace where a policy or set
 //!   changed, those whose pod changed, and those whose entry changed. Changes within [`GATHER`] cause one
 //!   comparison.
-//! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor,
-//!   or a locked sandbox delays an update; the old rules stay in force. The pauses grow, except after a
-//!   sandbox was reported as locked.
+//! - A task is sent until the journal has the policies and no pending update. A lost task, a killed executor, or a
+//!   locked sandbox delays an update; the old rules stay in force. The pauses grow, except after a sandbox was reported
+//!   as locked.
 //! - A task names the policies that were compared, so one that is executed late does not replace newer
 //!   policies.
 //! - While the controller has not written the set for a policy's generation, or the agent has not read the
@@ -88,13 +88,13 @@ struct PendingUpdate {
 enum Comparison {
     /// The policies or the pod are not known.
     Unknown,
-    /// A policy waits for its set.
+    /// A policy waits for a set.
     Waiting,
     /// The policies are known.
     Known(Difference),
 }
 
-/// Difference between a sandbox's policies and those in its entry.
+/// Difference between a sandbox's policies and those in the entry.
 #[derive(Default)]
 struct Difference {
     /// Attachments to update.
@@ -176,8 +176,8 @@ impl PolicyUpdates {
         self.queued.subscribe()
     }
 
-    /// Returns how many sandboxes have rules that do not match the current policies: their updates are not in
-    /// the journal yet, or they lack an address set.
+    /// Returns how many sandboxes have rules that do not match the current policies: the updates are not in the journal
+    /// yet, or they lack an address set.
     pub(crate) fn count(&self) -> usize {
         let state = self.state();
         let waiting = state.held.keys().chain(&state.without_set);
@@ -206,7 +206,7 @@ impl PolicyUpdates {
         tasks
     }
 
-    /// Compares the sandboxes that changes concern, and queues their updates.
+    /// Compares the sandboxes that changes concern, and queues updates.
     pub(crate) fn compare(
         &self,
         policies: &NetworkPolicies,
@@ -343,7 +343,7 @@ impl Updates {
     }
 }
 
-/// Compares a sandbox's policies with those in its entry. Waits for sets if `may_wait`.
+/// Compares a sandbox's policies with those in the entry. Waits for sets if `may_wait`.
 fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wait: bool) -> Comparison {
     let known = || Comparison::Known(Difference::default());
     if !(entry.complete || entry.changing) || entry.plan.pod.uid.is_empty() {

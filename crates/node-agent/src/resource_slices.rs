@@ -1,7 +1,7 @@
 //! ResourceSlices: the resource and the id of devices that drivers of Dynamic Resource Allocation publish.
 //!
-//! - Two attributes of a device name its resource and the id by which a plugin finds it. A device without them, for example
-//!   a GPU, is ignored.
+//! - Two device attributes name the resource and the id by which a plugin finds the device. A device without them, for
+//!   example a GPU, is ignored.
 //! - The first lookup starts to follow the slices of this node. Slices without a node name (`allNodes`, `nodeSelector`)
 //!   are listed when they are needed.
 //! - Of several generations of a pool the newest counts.
@@ -34,7 +34,7 @@ const RESOURCE_NAME: &str = "k8s.cni.cncf.io/resourceName";
 const DEVICE_ID: &str = "k8s.cni.cncf.io/deviceID";
 const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
 
-/// Attributes of a device that its driver publishes.
+/// Device attributes that the driver publishes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Published {
     /// Resource of the device; none if a network cannot request it.

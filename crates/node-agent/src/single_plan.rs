@@ -31,7 +31,7 @@ use kube_support::resources::{DefinitionObject, NamespaceObject, PodObject};
 /// Interval at which the ports of a pod are read.
 const PORTS_POLL: Duration = Duration::from_millis(250);
 
-/// Returns the plan of a sandbox, and the tasks for after its execution.
+/// Returns a sandbox's plan, and the tasks to run after it was executed.
 ///
 /// # Errors
 /// 3 the pod is unknown · 7 the plan is refused · 11 the API server is not configured or does not answer.

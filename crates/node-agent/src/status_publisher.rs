@@ -226,7 +226,7 @@ impl StatusPublisher {
         });
     }
 
-    /// Records the outcome of a write. Its pod is looked at again, because it may have changed meanwhile.
+    /// Records the outcome of a write. The pod is looked at again, because it may have changed meanwhile.
     fn settle(&mut self, container: ContainerId, written: Written) {
         let Some(sandbox) = self.sandboxes.find(&container) else { return };
         let times = match self.states.get(&container) {

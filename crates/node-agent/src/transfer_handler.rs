@@ -8,7 +8,8 @@
 //!                                             └─► held: its holder is written to `transferRefusedBy`
 //! ```
 //!
-//! - `weft-cni` changes the store, under its lock, before the cluster is updated; [`ipam::transfer`] explains why that is safe.
+//! - `weft-cni` changes the store, under the store's lock, before the cluster is updated; [`ipam::transfer`] explains
+//!   why that is safe.
 //! - Addresses are handled one at a time. A failed transfer is tried again.
 //! - An address in a store outside of `--address-stores` is refused: the agent cannot tell whether it is free.
 //! - Nothing is watched on a node that never requested an address.

@@ -56,7 +56,7 @@ pub enum ReadError {
         /// Error that the operating system reported.
         cause: io::Error,
     },
-    /// An address store's file, or the file with its owners, cannot be read.
+    /// An address store's file, or the owners file, cannot be read.
     #[error("{}: {cause}", file.display())]
     Read {
         /// File that cannot be read.
@@ -74,7 +74,7 @@ pub enum ReadError {
     },
 }
 
-/// Whether the store in a directory is marked because its pool has imported addresses.
+/// Whether the store in a directory is marked because the pool has imported addresses.
 pub fn is_marked_imported(store: &Path) -> bool {
     store.join("imported").exists()
 }
@@ -127,7 +127,7 @@ pub fn held(store: &Path, addresses: &AddressStore) -> Result<Vec<Held>, ReadErr
     Ok(held.collect())
 }
 
-/// A network's window: the addresses that it may allocate from a pool, as its last ADD recorded them.
+/// A network's window: the addresses that it may allocate from a pool, as the last ADD recorded them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Network name.
@@ -165,8 +165,7 @@ pub fn windows(store: &Path, addresses: &AddressStore) -> Result<Vec<Window>, Re
     Ok(last.into_values().map(|(_, window)| window).collect())
 }
 
-/// Whether a store belongs to this host alone: then a lease is identified by its network. `None`: it has no
-/// block.
+/// Whether a store belongs to this host alone: then a lease is identified by the network. `None`: it has no block.
 pub fn is_of_host(addresses: &AddressStore) -> Option<bool> {
     let block = addresses.blocks().next()?;
     Some(block.lease == block.net.to_string())

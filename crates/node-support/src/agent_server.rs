@@ -8,11 +8,10 @@
 //!   that a request is refused and may be repeated.
 //! - A request that takes longer than [`SLOT_MAX`] no longer blocks others: a pod may request a port that is
 //!   never created.
-//! - Allocations have slots of their own, so that they and plans do not wait for each other. Allocations that
-//!   a later call repeats anyway do not delay those that a client waits for.
-//! - An allocation ends when its client disconnects: the next process that locks the store may allocate
-//!   addresses that this request does not know about. A release is completed, and so is a prefetch, whose
-//!   client does not wait.
+//! - Allocations have separate slots, so that they and plans do not wait for each other. Allocations that a later call
+//!   repeats anyway do not delay those that a client waits for.
+//! - An allocation ends when the client disconnects: the next process that locks the store may allocate addresses that
+//!   this request does not know about. A release is completed, and so is a prefetch, whose client does not wait.
 //! - Clients that poll for tasks get a response at once when the agent shuts down.
 //! - A client that stalls is disconnected. A plan that is not ready in time is refused before the kubelet
 //!   gives up.
@@ -50,11 +49,11 @@ use cli_support::failure::Failure;
 const PARALLEL: usize = 32;
 /// Best-effort allocations served at a time. A later call repeats a dropped one.
 const BEST_EFFORT: usize = 8;
-/// Time that a best-effort allocation waits for a slot: its client has disconnected by then.
+/// Time that a best-effort allocation waits for a slot: the client has disconnected by then.
 const BEST_EFFORT_MAX: Duration = Duration::from_secs(2);
 /// Requests in the queue, and requests that take longer than [`SLOT_MAX`].
 const QUEUE_MAX: usize = 512;
-/// Time after which a request gives its slot to the next one.
+/// Time after which a request gives the slot to the next one.
 const SLOT_MAX: Duration = Duration::from_secs(1);
 /// Connections at a time, including those that wait for a report.
 const CONNECTIONS_MAX: usize = 2048;
@@ -100,7 +99,7 @@ pub trait RequestHandler: Send + Sync + 'static {
     }
 }
 
-/// Sandbox plan, and what receives the report about its execution.
+/// Sandbox plan, and the receiver of the execution report.
 #[derive(Debug)]
 pub struct Planned {
     /// Plan, tasks, and trace id.
@@ -236,7 +235,7 @@ impl<H: RequestHandler> Exchanges<H> {
         }
     }
 
-    /// Returns a plan, and receives the report about its execution.
+    /// Returns a plan, and receives the execution report.
     async fn plan(
         &self,
         mut stream: UnixStream,
@@ -406,7 +405,7 @@ impl<H: RequestHandler> Exchanges<H> {
         slot
     }
 
-    /// Returns the result of `work`, which gives up its slot after [`SLOT_MAX`].
+    /// Returns the result of `work`, which gives up the slot after [`SLOT_MAX`].
     async fn within<T>(&self, slot: SemaphorePermit<'_>, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         if let Ok(done) = timeout(SLOT_MAX, &mut work).await {

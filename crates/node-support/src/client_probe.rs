@@ -1,9 +1,9 @@
 //! Client liveness probe: asks a client that waits for an allocation to confirm that it is still connected.
 //!
-//! If a client that holds the lock on an address store is killed, the lock may be released before its socket
-//! closes. The agent then may observe objects that the next lock holder created. So the agent probes the
-//! client after each observation. A client that confirms has held the lock since its request, so no other
-//! holder made what was observed.
+//! If a client that holds the lock on an address store is killed, the lock may be released before the client's socket
+//! closes. The agent then may observe objects that the next lock holder created. So the agent probes the client after
+//! each observation. A client that confirms has held the lock since the request, so no other holder made what was
+//! observed.
 
 use std::time::Duration;
 
@@ -40,8 +40,7 @@ impl<'a> ClientProbe<'a> {
         self.confirmations.add_permits(1);
     }
 
-    /// Waits until the client confirms that it is connected, and so still holds the lock on its address
-    /// store.
+    /// Waits until the client confirms that it is connected, and so still holds the address store lock.
     ///
     /// # Errors
     /// The client does not confirm within [`CONFIRM_MAX`].

@@ -1,7 +1,6 @@
 //! Reader for the call and task history that `weft-cni` writes on this node.
 //!
-//! It changes nothing. A line that is not a record is skipped, so a damaged file hides only its damaged
-//! lines.
+//! It changes nothing. A line that is not a record is skipped, so a damaged file hides only the damaged lines.
 //!
 //! Source: [`rpc::history`].
 

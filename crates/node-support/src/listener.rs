@@ -4,8 +4,8 @@
 //!   mode 0600.
 //! - The socket is bound under another name and renamed, so every connection reaches either the old or the
 //!   new process.
-//! - A dropped listener removes its socket, unless another process has replaced it.
-//! - The listener checks every few seconds that the path leads to its socket. It creates a removed socket
+//! - A dropped listener removes the socket, unless another process has replaced it.
+//! - The listener checks every few seconds that the path still leads to the same socket. It creates a removed socket
 //!   again, and leaves another live process's socket alone ([`Listener::replaced`]).
 
 use std::fs;
@@ -42,7 +42,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`; creates its directory if it does not exist.
+    /// Listens at `path`; creates the directory if it does not exist.
     pub fn bind(path: &Path) -> Result<Listener, Failure> {
         let (inner, inode) = bind_and_rename(path)?;
         Ok(Listener { inner, path: path.to_owned(), inode, replaced: Arc::default(), other: (0, 0) })
@@ -53,7 +53,7 @@ impl Listener {
         Arc::clone(&self.replaced)
     }
 
-    /// Checks the socket. Creates it again if it is removed or its process is dead; leaves a live process's
+    /// Checks the socket. Creates it again if it is removed or the process behind it is dead; leaves a live process's
     /// socket alone.
     async fn check(&mut self) {
         let Listener { inner, path, inode, replaced, other: (known, looks) } = self;
@@ -127,7 +127,7 @@ fn is_at(path: &Path, inode: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.ino() == inode)
 }
 
-/// Listens at `path`; returns the listener and its socket's inode.
+/// Listens at `path`; returns the listener and the socket's inode.
 fn bind_and_rename(path: &Path) -> Result<(UnixListener, u64), Failure> {
     let failed = |cause: io::Error| Failure::new(format!("socket {}: {cause}", path.display()));
     let directory = path.parent().unwrap_or(Path::new("/"));
@@ -150,8 +150,8 @@ fn bind_and_rename(path: &Path) -> Result<(UnixListener, u64), Failure> {
 
 /// Refuses a path that has something else than a socket, or a socket on which another program listens.
 ///
-/// A socket that an earlier process in the same role left is replaced. In another PID namespace the program
-/// is unknown, and its socket is replaced too: only the role's own containers share the directory.
+/// A socket that an earlier process in the same role left is replaced. In another PID namespace the program is unknown,
+/// and the socket is replaced too: only the role's own containers share the directory.
 fn check_place(path: &Path) -> Result<(), Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new(format!("socket {}: {why}", path.display()));
     match fs::symlink_metadata(path) {
@@ -183,7 +183,7 @@ fn listening_process(path: &Path) -> Option<u32> {
     peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)
 }
 
-/// Returns a process's program and its first argument: `weft` and `agent`.
+/// Returns a process's program and first argument: `weft` and `agent`.
 fn role_of(pid: u32) -> Option<(String, Vec<u8>)> {
     let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let name = program.file_name()?.to_string_lossy().into_owned();

@@ -1,7 +1,7 @@
 //! Metadata that the CRI proxy adds to a sandbox plan: the runtime's socket, and each interface's network.
 //!
-//! A network's label in the status is for people; networks of different kinds may have the same label. If a
-//! sandbox was attached without the proxy, its plan has no metadata, and the labels are used instead.
+//! A network's label in the status is for people; networks of different kinds may have the same label. If a sandbox was
+//! attached without the proxy, the plan has no metadata, and the labels are used instead.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -51,8 +51,8 @@ pub fn is_of_another_runtime(entry: &Entry, runtime: &Path) -> bool {
     PlanMetadata::of(&entry.plan).is_some_and(|metadata| metadata.runtime != runtime)
 }
 
-/// Whether the sandbox has networks that it requested from its runtime, besides the one on its first
-/// interface. The pod's annotation does not contain them.
+/// Whether the sandbox has networks that it requested from the runtime, besides the one on its first interface. The
+/// pod's annotation does not contain them.
 pub fn has_runtime_networks(plan: &Plan, first: &IfName) -> bool {
     PlanMetadata::of(plan)
         .is_some_and(|metadata| metadata.networks.keys().any(|ifname| ifname != first.as_str()))

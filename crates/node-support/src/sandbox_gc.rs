@@ -1,15 +1,13 @@
-//! Garbage collection for sandboxes that no runtime will take down: their pod is deleted, or the runtime has
-//! lost them.
+//! Garbage collection for sandboxes that no runtime will take down: the pod is deleted, or the runtime has lost them.
 //!
-//! This module only decides which sandboxes to take down. weft-cni executes the tasks after it has answered
-//! the runtime. Without a complete view of the cluster the agent requests no decision: an unknown pod is not
-//! a deleted pod. The CRI proxy, which sees no cluster, only requests the sandboxes that its runtime has
-//! lost.
+//! This module only decides which sandboxes to take down. weft-cni executes the tasks after it has answered the
+//! runtime. Without a complete view of the cluster the agent requests no decision: an unknown pod is not a deleted pod.
+//! The CRI proxy, which sees no cluster, only requests the sandboxes that the runtime has lost.
 //!
-//! - A sandbox must be an orphan for the grace period, because its runtime normally calls DEL. If a DEL has
-//!   failed, the grace period is zero. A task is repeated with growing pauses.
-//! - weft-cni leaves a sandbox alone whose namespace exists, unless the runtime is known to have lost it: the
-//!   runtime had it before, or its pod is on this node.
+//! - A sandbox must be an orphan for the grace period, because the runtime normally calls DEL. If a DEL has failed, the
+//!   grace period is zero. A task is repeated with growing pauses.
+//! - weft-cni leaves a sandbox alone whose namespace exists, unless the runtime is known to have lost it: the runtime
+//!   had it before, or the pod is on this node.
 //! - While a runtime may still be creating a sandbox, the runtime has not lost it.
 
 use std::collections::BTreeMap;
@@ -44,7 +42,7 @@ pub struct SandboxGc {
     orphans: Mutex<BTreeMap<ContainerId, Orphan>>,
 }
 
-/// Sandbox that its runtime may never take down.
+/// Sandbox that the runtime may never take down.
 #[derive(Clone, Copy, Debug)]
 struct Orphan {
     since: Instant,
@@ -82,7 +80,7 @@ impl SandboxGc {
         self.tasks(self.orphaned(seen, now), now)
     }
 
-    /// Returns the tasks that follow from the present observations, each with its pod's uid.
+    /// Returns the tasks that follow from the present observations, each with the pod's uid.
     fn tasks(&self, orphaned: BTreeMap<ContainerId, (String, Observation)>, now: Instant) -> Vec<Task> {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         orphans.retain(|container, _| orphaned.contains_key(container));
@@ -149,9 +147,9 @@ enum PodSeen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Attached,
-    /// Incomplete; its ADD may be running.
+    /// Incomplete; the ADD may be running.
     Partly,
-    /// Its DEL failed.
+    /// The DEL failed.
     Failed,
 }
 

@@ -1,9 +1,9 @@
-//! Sandboxes on this node: an in-memory copy of the journal that follows its changes.
+//! Sandboxes on this node: an in-memory copy of the journal that follows changes.
 //!
 //! - The journal is only read. Files that inotify reports are read again. Every file is looked at from time
 //!   to time, because the queue may overflow and the directory may be created later; a file that is unchanged
 //!   is not read again.
-//! - An entry is read when a writer closes its file, not at each value that an ADD appends.
+//! - An entry is read when a writer closes the file, not at each value that an ADD appends.
 //! - If an entry cannot be read now, the entry as last read counts. The sandbox must not be taken for a
 //!   deleted one.
 //!
@@ -44,9 +44,9 @@ const STACK: usize = 128 * 1024;
 pub struct Sandbox {
     /// Journal entry as last read.
     pub entry: Arc<Entry>,
-    /// When its file was last written.
+    /// When the entry's file was last written.
     pub modified: SystemTime,
-    /// Inode and size that its file has.
+    /// Inode and size of the file.
     file: (u64, u64),
 }
 
@@ -174,7 +174,7 @@ impl Sandboxes {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Returns when an entry's file was last written, its inode and its size.
+    /// Returns when an entry's file was last written, the inode and the size.
     fn stamp(&self, container: &ContainerId) -> Option<(SystemTime, (u64, u64))> {
         let metadata = std::fs::metadata(self.journal.file(container)).ok()?;
         Some((metadata.modified().ok()?, (metadata.ino(), metadata.len())))

@@ -1,4 +1,4 @@
-//! Traces: one span for each ADD, with the plan, every plugin and the status as its children.
+//! Traces: one span for each ADD; plan, plugins and status are child spans.
 //!
 //! ```text
 //!   CNI ADD ─┬─ plan              the agent
@@ -12,7 +12,7 @@
 //! - No request waits for a collector: spans go into a bounded queue, which a thread empties. Spans beyond it are dropped.
 //! - Times that weft-cni reports are not trusted: they are limited to the possible range.
 //!
-//! Source: OpenTelemetry, traces and the environment of its SDKs; semantic conventions `k8s.*`, `container.id`.
+//! Source: OpenTelemetry, traces and SDK environment variables; semantic conventions `k8s.*`, `container.id`.
 
 mod collector;
 mod otlp_client;
@@ -37,7 +37,7 @@ pub use collector::Export;
 
 /// Maximum number of ADDs whose status is pending.
 const OPEN_MAX: usize = 1024;
-/// Longest time between a call and its request: a runtime gives up sooner.
+/// Longest time between a call and the request: a runtime gives up sooner.
 const CALL_MAX: Duration = Duration::from_secs(600);
 /// Maximum length for an error text, in characters.
 const TEXT_MAX: usize = 1024;

@@ -44,11 +44,11 @@ pub const PLUGINS: &str = "/opt/cni/bin";
 pub const PACKAGED: &str = "/usr/lib/cni";
 /// `PATH` on a host.
 pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Timeout for one meta-plugin call: its delegates have their own deadlines.
+/// Timeout for one meta-plugin call: delegates have separate deadlines.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// Timeout for a plugin's VERSION.
 const VERSION_MAX: Duration = Duration::from_secs(10);
-/// Interval at which a capture is checked for its end.
+/// Interval at which weft checks whether a capture has ended.
 const CAPTURE_LOOK: Duration = Duration::from_millis(50);
 /// Number of bytes that are compared at a time in two files.
 const PIECE: usize = 64 * 1024;
@@ -240,7 +240,7 @@ impl WeftCni {
         own.into_iter().chain([PLUGINS.to_owned(), PACKAGED.to_owned()]).collect::<Vec<_>>().join(":")
     }
 
-    /// Calls the meta-plugin under a name, with its configuration on stdin. Its stderr is printed to stderr.
+    /// Calls the meta-plugin under a name, with the configuration on stdin. Its stderr is printed to stderr.
     pub fn call(&self, name: &str, stdin: &str, verb: Verb, subject: &Subject) -> Result<(), Error> {
         let Subject { container, netns, ifname, args, path } = subject;
         let environment = Environment {
@@ -261,7 +261,7 @@ impl WeftCni {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Installs weft-cni in a plugin directory under a name; returns its report, one line each.
+    /// Installs weft-cni in a plugin directory under a name; returns the report, one line each.
     pub fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("install").arg(directory).args(["--names", name]);
@@ -404,7 +404,7 @@ impl WeftCni {
         self.exchange(stores, pool, "--restore", message)
     }
 
-    /// Sends a message to `release-address` and reads its reply.
+    /// Sends a message to `release-address` and reads the reply.
     fn exchange<T: DeserializeOwned>(
         &self,
         stores: &Path,
@@ -427,7 +427,7 @@ impl WeftCni {
         self.fed(command, stdin).map(drop)
     }
 
-    /// Runs a command that reads `stdin`; returns its output if it succeeds.
+    /// Runs a command that reads `stdin`; returns the output if it succeeds.
     fn fed(&self, mut command: Command, stdin: &[u8]) -> Result<Output, Failure> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = command.process_group(0).spawn().and_then(|mut child| {
@@ -563,7 +563,7 @@ impl WeftCni {
         }
     }
 
-    /// Runs `weft-cni sandbox WORD` with a request on stdin, and reads its answer.
+    /// Runs `weft-cni sandbox WORD` with a request on stdin, and reads the answer.
     fn diagnose<T: DeserializeOwned>(&self, word: &str, request: &impl Serialize) -> Result<T, Failure> {
         let mut command = self.command();
         command.args(["sandbox", word]);
@@ -580,7 +580,7 @@ impl WeftCni {
         Ok(answer.map(|text| text.trim().to_owned()))
     }
 
-    /// Runs `weft-cni sandbox …`; returns its output, or `None` if a ping had no reply.
+    /// Runs `weft-cni sandbox …`; returns the output, or `None` if a ping had no reply.
     fn sandbox<S: AsRef<OsStr>>(&self, words: impl AsRef<[S]>) -> Result<Option<String>, Failure> {
         let mut command = self.command();
         command.arg("sandbox").args(words.as_ref());

@@ -102,8 +102,8 @@ pub struct NodeConfiguration {
     pub vif_store: Option<VifStore>,
     /// Timeout for one delegate call.
     pub delegate_timeout: Duration,
-    /// Whether attachments to definitions are refused unless their network policies are enforced. Policies in
-    /// a manifest directory are always enforced.
+    /// Whether attachments to definitions are refused unless network policies are enforced. Policies in a manifest
+    /// directory are always enforced.
     pub network_policies: bool,
     /// `runtimeConfig` from the runtime, for the default network.
     pub runtime_config: Object,

@@ -1,6 +1,6 @@
 //! Resolution from a NetworkAttachmentDefinition to plugins, by the specification's four rules in this order:
 //!
-//! 1. `spec.config` exists: its content; no other rule is tried.
+//! 1. `spec.config` exists: that text; no other rule is tried.
 //! 2. A list on disk (`.conflist`; the specification says `.configlist`) with the definition's name.
 //! 3. A single configuration on disk (`.conf`, `.json`, `.config`) with that name.
 //! 4. Otherwise the request fails.
@@ -192,7 +192,7 @@ fn on_disk(
     Err(Refusal::failed(Fault::new(Rule::ConfigNotFound, subject, reason)))
 }
 
-/// Meta-plugins, which attach all networks for a pod, and `weft-cni`, which is no plugin under its own name.
+/// Meta-plugins, which attach all networks for a pod, and `weft-cni`, which is no plugin under that name.
 pub const META_PLUGINS: &[&str] = &["weft", "weft-cni", "multus", "multus-shim"];
 
 /// Refuses a network that has a meta-plugin as plugin or as IPAM plugin. The meta-plugin would attach the

@@ -12,7 +12,7 @@ use cni::error::{Error, code};
 use cni::name::{ContainerId, IfName};
 use serde::{Deserialize, Serialize};
 
-/// Directory in which device plugins write their files.
+/// Directory in which device plugins write files.
 pub const PLUGIN_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
 /// Directory with the files that CNI plugins read and write.
 pub const CNI_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";

@@ -19,7 +19,7 @@ pub struct Row {
     pub interface: String,
     /// Name in the CNI configuration.
     pub config_name: String,
-    /// Plugins in ADD order; `+` separates a plugin from its IPAM plugin.
+    /// Plugins in ADD order; `+` separates a plugin from the IPAM plugin.
     pub chain: Vec<String>,
     /// Why the pod gets the network, this interface name and this configuration.
     pub because: Vec<Decision>,

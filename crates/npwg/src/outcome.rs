@@ -28,8 +28,8 @@ pub struct Own<'a> {
 }
 
 impl<'a> Own<'a> {
-    /// Selects the interface named `ifname` in the sandbox, else the first one there, with its addresses. If
-    /// no interface is in a sandbox, selects the addresses without an interface.
+    /// Selects the interface named `ifname` in the sandbox, else the first one there, with the addresses. If no
+    /// interface is in a sandbox, selects the addresses without an interface.
     pub fn of(result: &'a Success, ifname: &IfName) -> Own<'a> {
         let inside = || in_sandbox(result);
         let named = inside().find(|(_, interface)| interface.name == ifname.as_str());
@@ -42,7 +42,7 @@ impl<'a> Own<'a> {
     }
 }
 
-/// Returns all interfaces that are in a sandbox, with their indices.
+/// Returns all interfaces that are in a sandbox, with indices.
 pub(crate) fn in_sandbox(result: &Success) -> impl Iterator<Item = (usize, &Interface)> {
     result.interfaces.iter().enumerate().filter(|(_, interface)| !interface.sandbox.is_empty())
 }

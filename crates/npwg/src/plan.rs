@@ -119,7 +119,7 @@ pub struct Delegate {
     /// Device information file, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_info: Option<DeviceInfoFile>,
-    /// Decisions with their reasons.
+    /// Decisions and reasons.
     pub because: Vec<Decision>,
 }
 
@@ -199,8 +199,7 @@ pub struct Request<'a> {
     pub held: &'a [Held],
 }
 
-/// Attachment that a sandbox already has. If its network is selected again, interface name and device are
-/// kept.
+/// Attachment that a sandbox already has. If the network is selected again, interface name and device are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Network name in the status.
@@ -230,8 +229,8 @@ pub struct Sandbox {
 /// Plans a pod's networks.
 ///
 /// # Flow
-/// 1. The default-network annotation, else the node configuration, determines the default network. The
-///    networks that every pod gets follow (not in system namespaces), then the selection, in its order.
+/// 1. The default-network annotation, else the node configuration, determines the default network. The networks that
+///    every pod gets follow (not in system namespaces), then the selection, in order.
 /// 2. Each definition is checked against isolation and `access`, looked up, and resolved by the four rules.
 /// 3. Interface names are assigned: first the requested ones, then the generated ones.
 /// 4. Devices are allocated, each once: first the kept ones, then in network order.
@@ -241,7 +240,7 @@ pub struct Sandbox {
 /// # Guarantees
 /// - The same input gives the same plan. Interface names differ. No input causes a panic.
 /// - Only the default network gets the runtime's `runtimeConfig`.
-/// - A configuration to which nothing is added keeps its bytes.
+/// - A configuration to which nothing is added stays the same byte for byte.
 ///
 /// # Errors
 /// The first refusal: an attachment that is impossible as requested, or an invalid annotation if the node

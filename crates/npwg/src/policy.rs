@@ -1,16 +1,16 @@
-//! Access policy of a definition: its annotation `weft.dev/access`, which says which pods may use it.
+//! Access policy of a definition: the annotation `weft.dev/access`, which says which pods may use it.
 //!
 //! ```json
 //! [{"namespaces": ["prod"], "serviceAccounts": ["prod/db"]}, {"namespaceSelector": {"matchLabels": {"team": "net"}}}]
 //! ```
 //!
-//! The value is a rule or a list of rules. A rule fits a pod if all its conditions do. A definition with the annotation
+//! The value is a rule or a list of rules. A rule fits a pod if all conditions do. A definition with the annotation
 //! admits the pods that at least one rule fits; a definition without it admits every pod.
 //!
 //! - A policy that cannot be read admits no pod. A rule without a condition, which would fit every pod, is such a fault.
 //! - A policy applies to both network annotations (M14).
-//! - If only the container runtime describes the pod, its labels and service account are unknown. Rules with
-//!   conditions on them do not fit.
+//! - If only the container runtime describes the pod, labels and service account are unknown. Rules with conditions on
+//!   them do not fit.
 //!
 //! Source: none, the specification has no access policy; selectors are those of `metav1.LabelSelector`.
 

@@ -222,9 +222,9 @@ impl From<Refusal> for Error {
 /// Warning about a valid plan. The node agent creates an Event for each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// Kind of warning, which the Event gets as its reason.
+    /// Kind of warning, used as the Event's reason.
     pub event: Reason,
-    /// Fault, with its place and reason.
+    /// Error with place and reason.
     #[serde(flatten)]
     pub fault: Fault,
 }

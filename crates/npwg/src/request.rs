@@ -19,7 +19,7 @@ pub const GUID_LENGTH: usize = 8;
 
 /// Burst that plugins get if the pod specifies only a rate, in bits.
 ///
-/// The reference plugin requires a burst. Kubernetes runtimes send this value with their own limits.
+/// The reference plugin requires a burst. Kubernetes runtimes send this value together with a rate.
 pub const DEFAULT_BURST: u64 = i32::MAX as u64;
 
 /// Returns the GUID in an IPoIB address: the lower eight bytes. Other addresses have none.
@@ -35,7 +35,7 @@ pub enum DefaultRoute {
     /// The element does not mention the default route.
     #[default]
     NotRequested,
-    /// `[]`: the default route uses this attachment, with the gateway that its plugins choose (C12).
+    /// `[]`: the default route uses this attachment, with the gateway that the plugins choose (C12).
     FromPlugins,
     /// The default route uses this attachment and these gateways, most preferred first.
     Via(Vec<IpAddr>),

@@ -1,10 +1,9 @@
 //! Verification after ADD: whether the result shows the addresses that the pod requested.
 //!
-//! An attachment without its requested addresses fails and is undone with the others (C1), so no request is
-//! dropped silently. Every interface that the result has in the sandbox counts: OVN-Kubernetes first returns
-//! the interface on the cluster's own network and then the one on the pod's primary network, which has the
-//! requested addresses. A result has no field for a GUID, so a GUID is compared only with the hardware
-//! address on an IPoIB interface.
+//! An attachment without the requested addresses fails and is undone with the others (C1), so no request is dropped
+//! silently. Every interface that the result has in the sandbox counts: OVN-Kubernetes first returns the interface on
+//! the cluster's own network and then the one on the pod's primary network, which has the requested addresses. A result
+//! has no field for a GUID, so a GUID is compared only with the hardware address on an IPoIB interface.
 //!
 //! Source: multi-network specification v1.0, 4.1.2.1.3.2 and 4.1.2.1.4.2; v1.2, 4.1.2.1.10.
 

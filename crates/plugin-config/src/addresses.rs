@@ -2,7 +2,7 @@
 //!
 //! Rules:
 //! - An IPAM plugin receives the whole configuration for the plugin that calls it and reads `ipam` in it.
-//! - Every error names the field and its value.
+//! - Every error names field and value.
 //!
 //! Source: CONVENTIONS.md "ips" (V5, V13, V14); plugins `pkg/ip/ip.go`.
 
@@ -44,11 +44,11 @@ pub struct Request {
     pub key: String,
     /// Address without prefix length.
     pub ip: IpAddr,
-    /// The same address with its prefix length, if it has one.
+    /// The same address with a prefix length, if there is one.
     pub prefixed: Option<IpNet>,
 }
 
-/// Requested addresses from all three sources, each in its order.
+/// Requested addresses from all three sources, each in order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// `IP` in `CNI_ARGS`: addresses separated by commas.
@@ -116,7 +116,7 @@ pub fn routes(written: Vec<RouteConf>) -> Result<Vec<Route>, Error> {
     written.into_iter().enumerate().map(check).collect()
 }
 
-/// Parses a required address with its prefix length.
+/// Parses a required address with prefix length.
 pub fn prefix(key: &str, text: &str) -> Result<IpNet, Error> {
     parse_cidr(text).ok_or_else(|| {
         Error::key(key, format!("{text:?}"), "not an address with a prefix length (CIDR notation)")

@@ -1,6 +1,6 @@
 //! `conditionsV4` and `conditionsV6`: conditions on the packets to be forwarded.
 //!
-//! Each backend has its own syntax. The words for iptables are passed on unchanged, except that words that are more
+//! Each backend has a different syntax. The words for iptables are passed on unchanged, except that words that are more
 //! than a condition are refused. The syntax of nft(8) is parsed here, because no program is run: the part of it that
 //! matches source, destination, interface and mark.
 //!
@@ -91,8 +91,7 @@ pub struct Condition {
     pub is: Is,
 }
 
-/// Packet field and its values. The `Debug` format is part of a table's name, so a renamed variant renames
-/// the table.
+/// Packet field and values. The `Debug` format is part of a table's name, so a renamed variant renames the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
     /// Source address.

@@ -99,7 +99,7 @@ impl PluginConfig {
     /// Reads and validates the configuration; `args` is `CNI_ARGS`.
     ///
     /// # Errors
-    /// The first invalid value, with its field.
+    /// The first invalid value, with the field.
     pub fn read(config: &Config, args: &str) -> Result<PluginConfig, Error> {
         let Conf { ipam, enabledad } = config.decode()?;
         let IpamConf {

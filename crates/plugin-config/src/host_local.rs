@@ -176,7 +176,7 @@ impl Network {
     }
 }
 
-/// Range set as written: its field, and each range with its field.
+/// Range set as written: the field, and each range with the field.
 type Written = (String, Vec<(String, RangeConf)>);
 
 fn listed(key: &str, sets: Vec<Vec<RangeConf>>) -> impl Iterator<Item = Written> {

@@ -31,13 +31,13 @@ struct Conf {
 /// Validated configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Backend with its own options.
+    /// Backend and the options for it.
     pub backend: Backend,
     /// Connections that are masqueraded.
     pub masquerade: Masquerade,
 }
 
-/// Packet filter that forwards, with its options.
+/// Packet filter that forwards, and the options for it.
 #[derive(Clone, Debug)]
 pub enum Backend {
     /// nf_tables, natively.
@@ -65,13 +65,12 @@ pub enum Marking {
     Foreign(String),
 }
 
-/// Forwarded connections that get the host's address as their source.
+/// Forwarded connections whose source becomes the host's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Masquerade {
     /// None: `snat: false`.
     Nothing,
-    /// Those from the host's loopback and from the container's own subnet: without it their replies take
-    /// another path.
+    /// Those from the host's loopback and from the container's subnet: otherwise replies would take another path.
     Needed,
     /// All: `masqAll`.
     Everything,
@@ -129,7 +128,7 @@ impl Settings {
     }
 }
 
-/// Returns the options that only one backend has, with that backend and their value.
+/// Returns the options that only one backend has, with the backend and the value.
 fn options_of_one_backend(
     chain: Option<&str>,
     conditions: &[Vec<String>; 2],

@@ -108,9 +108,8 @@ impl Address {
     }
 }
 
-/// Returns the addresses to assign. Those from the runtime replace those in `args`, which replace the
-/// configured ones. `CNI_ARGS` adds to the configured ones, and its gateways apply to the subnets that
-/// contain them (V14).
+/// Returns the addresses to assign. Those from the runtime replace those in `args`, which replace the configured ones.
+/// `CNI_ARGS` adds to the configured ones, and gateways from there apply to the subnets that contain them (V14).
 fn chosen(configured: &[Address], requests: Requests, gateways: &str) -> Result<Vec<Address>, Error> {
     let Requests { environment, args, runtime } = requests;
     let all = |requests: &[Request]| {

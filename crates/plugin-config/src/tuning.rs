@@ -1,4 +1,4 @@
-//! Validated configuration for `tuning`, from all its sources.
+//! Validated configuration for `tuning`, from all sources.
 //!
 //! Rules:
 //! - `args.cni` overrides `runtimeConfig`, which overrides `CNI_ARGS`, which overrides the configuration
@@ -199,7 +199,7 @@ impl Settings {
     }
 }
 
-/// Returns the parameters from both sources. A key has one value, whatever its notation.
+/// Returns the parameters from both sources. A key has one value, whatever the notation.
 fn sysctls(
     configured: BTreeMap<String, String>,
     over: BTreeMap<String, String>,

@@ -4,7 +4,7 @@ use cni::{Error, code};
 
 /// Extension for `Result` that converts a kernel error to a CNI error.
 pub trait OrRefused<T> {
-    /// Converts the error and keeps its text: code 11 if a retry may succeed, otherwise 5.
+    /// Converts the error and keeps the text: code 11 if a retry may succeed, otherwise 5.
     fn or_refused(self) -> Result<T, Error>;
 }
 

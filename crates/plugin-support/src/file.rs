@@ -15,7 +15,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_after(path, bytes, |_| Ok(())).map(drop)
 }
 
-/// Replaces the file like [`replace`], but locks the new file (flock(2)) before it gets its name.
+/// Replaces the file like [`replace`], but locks the new file (flock(2)) before it gets the name.
 ///
 /// The lock is held until the returned file is dropped, so no reader can lock the file first.
 pub fn replace_locked(path: &Path, bytes: &[u8]) -> io::Result<File> {
@@ -35,8 +35,8 @@ fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<(
     written
 }
 
-/// Creates a new file for writing, and first removes anything at its name: a leftover, or a link that another user planted to
-/// have its target overwritten.
+/// Creates a new file for writing, and first removes anything with that name: a leftover, or a link that another user
+/// planted so that the link target is overwritten.
 pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(mode);

@@ -7,7 +7,7 @@
 //!   there. Hard links and anything but regular files are rejected for the same reason.
 //! - The file has mode 0600; missing directories are created with mode 0755.
 //! - If the file cannot be written, log lines are lost, but nothing else fails.
-//! - If a process is killed during rotation, the file has either its old or its new name, and the next process
+//! - If a process is killed during rotation, the file has either the old or the new name, and the next process
 //!   continues.
 //!
 //! Source: `lumberjack.v2` (`lumberjack.go`), as Multus uses it; openat(2).
@@ -160,13 +160,13 @@ impl<'a> Place<'a> {
         Ok(File::from(file))
     }
 
-    /// Splits the name into stem and extension; the extension keeps its dot.
+    /// Splits the name into stem and extension; the extension includes the dot.
     fn parts(&self) -> (&str, &str) {
         let dot = self.name.rfind('.').filter(|dot| *dot > 0).unwrap_or(self.name.len());
         self.name.split_at(dot)
     }
 
-    /// Lists the backups with their timestamps.
+    /// Lists the backups and timestamps.
     fn backups(&self) -> io::Result<Vec<(String, String)>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let (stem, extension) = self.parts();

@@ -6,7 +6,7 @@
 //! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`; none of the four parts can contain a `/`.
 //! - A network name that is too long is cut and ends with `~` and a hash of the whole name. Real names contain no `~`,
 //!   and different names stay different.
-//! - A pod can choose its interface names, so they may contain characters that a comment cannot hold or that iptables
+//! - A pod can choose interface names, so they may contain characters that a comment cannot hold or that iptables
 //!   prints in another form (quotes, backslashes, control characters). Such a name is replaced by a hash, so that the
 //!   object can be found again.
 

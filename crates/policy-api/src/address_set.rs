@@ -2,8 +2,8 @@
 //!
 //! - The name of an object is the digest of a peer selection, so every rule with this selection refers to the object without
 //!   a field that names it. Rules of many policies share one object.
-//! - A rule whose object does not exist allows no pod that its selectors would select, and neither does one whose object
-//!   cannot be read. The same applies to all rules of a policy with more than [`ADDRESSES_MAX`] addresses.
+//! - A rule whose object does not exist allows no pod that the selectors would select, and neither does one whose
+//!   object cannot be read. The same applies to all rules of a policy with more than [`ADDRESSES_MAX`] addresses.
 //! - The object is written by server-side apply, whole.
 
 use std::collections::BTreeMap;
@@ -51,8 +51,8 @@ pub struct WrittenAddressSet {
     spec: PolicyAddressSetSpec,
 }
 
-/// PolicyAddressSet as it comes from the API. The addresses are read at once, one object after the other, because their text
-/// takes many times the memory of the list.
+/// PolicyAddressSet as it comes from the API. The addresses are read at once, one object after the other, because the
+/// text takes many times the memory of the list.
 #[derive(Clone, Debug, Deserialize)]
 pub struct AddressSetObject {
     metadata: ObjectMeta,
@@ -77,7 +77,7 @@ pub struct AddressSet {
     pub fault: Option<String>,
 }
 
-/// Addresses of the peers of a policy, as far as their objects exist.
+/// A policy's peer addresses, as far as the objects exist.
 #[derive(Clone, Debug, Default)]
 pub struct CurrentAddresses {
     /// Addresses by rule and port.

@@ -5,8 +5,8 @@
 //!   device order changes no running pod.
 //! - A running pod's default route does not move: a network that would move it is not added or removed, but
 //!   the others are.
-//! - An attachment is kept if its network cannot be planned now ([`Plan::refused`]), for example because its
-//!   definition is deleted. A wrong or missing object never takes a network away from a running pod.
+//! - An attachment is kept if the network cannot be planned now ([`Plan::refused`]), for example because the definition
+//!   is deleted. A wrong or missing object never takes a network away from a running pod.
 //! - A removed attachment remains at the end of the plan until it is detached, so that a DEL finds it
 //!   (`docs/design/journal.md`, hot-plug).
 //!

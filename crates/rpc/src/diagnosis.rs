@@ -1,7 +1,7 @@
 //! Messages between `weft` and the `weft-cni` commands that look at running sandboxes.
 //!
-//! `weft` reads the journal and decides which sandboxes to look at; `weft-cni` enters their namespaces. The
-//! command gets the request on standard input and prints the answer. Nothing is changed.
+//! `weft` reads the journal and decides which sandboxes to look at; `weft-cni` enters the namespaces. The command gets
+//! the request on standard input and prints the answer. Nothing is changed.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -35,7 +35,7 @@ pub struct CountersRequest {
     pub interfaces: Vec<String>,
 }
 
-/// Counters for one interface; `None` in an answer if the interface or its namespace is gone.
+/// Counters for one interface; `None` in an answer if the interface or the namespace is gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InterfaceCounters {
@@ -68,8 +68,8 @@ pub struct PolicyCountersRequest {
     pub attachments: Vec<PolicyRules>,
 }
 
-/// Packets that one policy rule on an attachment decided. The answer to a request has a list for each
-/// attachment, which is `None` if its rules cannot be read.
+/// Packets that one policy rule on an attachment decided. The answer to a request has a list for each attachment, which
+/// is `None` if the rules cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyCounter {

@@ -7,11 +7,12 @@
 //! [`encode`] and [`decode`] work on bytes; [`send`] and [`receive`] add blocking reads and writes. An asynchronous server
 //! reads four bytes, asks [`length`] how many follow, and passes those to [`decode`].
 //!
-//! - `version` is the first field of the envelope. A version that this release does not know is reported by its number,
-//!   and the body of such a message is not decoded.
+//! - `version` is the first field of the envelope. A version that this release does not know is reported by number, and
+//!   the body of such a message is not decoded.
 //! - Every kind of message has a limit in bytes ([`Message::limit`]), which the sender and the receiver both enforce.
 //! - Memory is allocated for bytes that have arrived, never for a length that was only announced.
-//! - A body is parsed once, in place, so that configurations keep their exact bytes ([`serde_json::value::RawValue`]).
+//! - A body is parsed once, in place, so that configurations stay the same byte for byte
+//!   ([`serde_json::value::RawValue`]).
 //!
 //! `docs/design/rpc.md` has the table of all messages.
 
@@ -58,7 +59,7 @@ pub enum FrameError {
         /// Error that the operating system reported.
         cause: io::Error,
     },
-    /// The message is larger than its kind may be.
+    /// The message is larger than this kind may be.
     #[error("message of {length} bytes exceeds the limit of {limit} bytes")]
     TooLarge {
         /// Envelope size in bytes.
@@ -111,7 +112,7 @@ impl From<FrameError> for Error {
 /// Returns a message as it is sent: length, then envelope.
 ///
 /// # Errors
-/// [`FrameError::TooLarge`] if the message is larger than its kind may be.
+/// [`FrameError::TooLarge`] if the message is larger than this kind may be.
 pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, FrameError> {
     let mut bytes = vec![0; PREFIX];
     serde_json::to_writer(&mut bytes, &Envelope(message)).map_err(FrameError::Encode)?;
@@ -134,7 +135,7 @@ pub fn length(prefix: [u8; 4], limit: usize) -> Result<usize, FrameError> {
     }
 }
 
-/// Returns the message in an envelope, given without its length.
+/// Returns the message in an envelope, given without the length.
 ///
 /// # Errors
 /// [`FrameError::Version`], [`FrameError::TooLarge`], [`FrameError::Decode`].

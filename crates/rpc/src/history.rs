@@ -5,8 +5,8 @@
 //!   cniDir/history/successes.jsonl    newest successes, then successes.1.jsonl
 //! ```
 //!
-//! - A record is one line of JSON of at most [`RECORD_MAX`] bytes: a writer appends it with one write. A longer record loses
-//!   its stages first, then networks, then the end of the error.
+//! - A record is one line of JSON of at most [`RECORD_MAX`] bytes: a writer appends it with one write. A longer record
+//!   loses the stages first, then networks, then the end of the error.
 //! - A file has at most [`FILE_MAX`] bytes, so a node keeps a bounded number of records. Failures and successes are kept
 //!   apart: many successes remove no failure.
 //! - Every text comes from a pod, a definition or a plugin. It is shortened when it is written, and contains no control

@@ -1,7 +1,6 @@
 //! Protocol between `weft-cni` and the node agent, and the journal format that both read.
 //!
-//! - [`message`]: requests and responses on the agent's socket, with their bodies in [`plan`], [`task`] and
-//!   [`allocate`];
+//! - [`message`]: requests and responses on the agent's socket, with the bodies in [`plan`], [`task`] and [`allocate`];
 //! - [`frame`]: how a message is written and read: length, envelope, version, limits;
 //! - [`journal`]: one file for each sandbox: the plan, and a result for every attachment;
 //! - [`history`]: one record for each call and task, for people;

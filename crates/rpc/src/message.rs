@@ -1,7 +1,7 @@
 //! Messages of the agent's socket: [`Request`] from `weft-cni` to the agent, [`Response`] back.
 //!
-//! One connection is one exchange: a request and its response. A plan is followed by a report of its execution, and during
-//! an allocation the agent may probe the client.
+//! One connection is one exchange: a request and the response. A plan is followed by an execution report, and during an
+//! allocation the agent may probe the client.
 //!
 //! ```text
 //!   Plan ───────────► Plan, Refused          after Plan: PlanReport ►
@@ -12,7 +12,7 @@
 //!
 //! - Unknown fields are ignored, and so are tasks of an unknown kind; an unknown request is refused.
 //! - The enums are externally tagged. Other representations of serde buffer a body before they decode it, and a
-//!   configuration would not keep its exact bytes.
+//!   configuration would not stay the same byte for byte.
 //!
 //! `docs/design/rpc.md` has the limit and the deadline of each message.
 
@@ -32,13 +32,13 @@ pub enum Request {
     Plan(Box<PlanRequest>),
     /// Reports how the plan was executed, on the connection that delivered it.
     PlanReport(PlanReport),
-    /// Requests tasks for this node; the agent delays its response until there is one.
+    /// Requests tasks for this node; the agent delays the response until there is one.
     PollTasks(PollTasks),
     /// Reports how a task ended.
     TaskResult(TaskResult),
     /// Requests blocks for an address store on this node.
     AllocateBlocks(Box<AllocateRequest>),
-    /// Confirms that the client is still connected, and so holds the lock on its address store.
+    /// Confirms that the client is still connected, and so holds the address store lock.
     ClientAlive,
 }
 

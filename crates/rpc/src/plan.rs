@@ -51,8 +51,8 @@ pub enum Purpose {
 pub struct PlanResponse {
     /// The plan.
     pub plan: Plan,
-    /// Tasks for this node, to be executed once the runtime has its answer. Unknown kinds are left out: they
-    /// must not cost the pod its plan.
+    /// Tasks for this node, to be executed once the runtime has the answer. Unknown kinds are left out: they must not
+    /// cost the pod its plan.
     #[serde(deserialize_with = "task::known")]
     pub tasks: Vec<Task>,
     /// Trace id under which the planner exports this call; empty if it exports none.
@@ -100,7 +100,7 @@ pub struct PluginCall {
     pub began: u64,
     /// Duration in microseconds, including the plugins that it called.
     pub microseconds: u64,
-    /// Number of plugins above it in the call chain: 0 for a plugin in the list, 1 for its IPAM plugin.
+    /// Number of plugins above it in the call chain: 0 for a plugin in the list, 1 for that plugin's IPAM plugin.
     pub depth: usize,
     /// Whether the call failed.
     pub failed: bool,

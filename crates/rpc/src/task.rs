@@ -1,11 +1,11 @@
-//! Tasks that the agent decides and `weft-cni` executes: [`Task`], their transport, and [`TaskResult`].
+//! Tasks that the agent decides and `weft-cni` executes: [`Task`], the transport, and [`TaskResult`].
 //!
 //! ```text
 //!   agent ── PlanResponse ──► weft-cni (an ADD) ── TaskBatch ──┐
 //!         ── Tasks ─────────► weft executor ────── TaskBatch ──┴─► weft-cni, on stdin ── TaskResult ──► agent
 //! ```
 //!
-//! A task names a sandbox and its pod: it does not change the journal entry of another pod.
+//! A task names a sandbox and the pod: it does not change the journal entry of another pod.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ use crate::node_input::NodeInput;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Task {
-    /// Detaches a sandbox whose pod is deleted, as its journal entry says.
+    /// Detaches a sandbox whose pod is deleted, as the journal entry says.
     TakeDown {
         /// Sandbox to detach.
         container: ContainerId,
@@ -98,7 +98,7 @@ pub struct PolicyUpdate {
 pub enum Certainty {
     /// The container runtime no longer knows the sandbox.
     Gone,
-    /// The pod is no longer in the cluster. The sandbox is kept as long as its network namespace exists.
+    /// The pod is no longer in the cluster. The sandbox is kept as long as the network namespace exists.
     PodGone,
 }
 
@@ -144,7 +144,7 @@ pub struct TaskResult {
     pub is_locked: bool,
 }
 
-/// Task kind that reports its result.
+/// Task kind that reports a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TaskKind {

@@ -49,7 +49,7 @@ impl Host {
 }
 
 impl Attachment<'_> {
-    /// Calls `ADD` with a configuration. If it succeeds, a `CHECK` with its result must succeed, too.
+    /// Calls `ADD` with a configuration. If it succeeds, a `CHECK` with the result must succeed, too.
     ///
     /// # Panics
     /// That `CHECK` fails.

@@ -1,7 +1,7 @@
 //! Finds the programs in this workspace, built from the current sources.
 //!
 //! With `WEFT_BIN_DIR`, programs are taken from that directory as they are (`make bench`, release builds). Without it,
-//! they are next to the running test, and a program that is missing or older than one of its sources is built first.
+//! they are next to the running test, and a program that is missing or older than one of the sources is built first.
 //! Cargo lists the sources in `PROGRAM.d`.
 
 use std::ffi::OsString;

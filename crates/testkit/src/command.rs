@@ -1,7 +1,7 @@
 //! Runs programs inside a pretend host or pod, with a deadline.
 //!
-//! - Nothing waits forever: a program that still runs at its deadline is killed, and the test fails with its output.
-//! - A background program is killed when its handle is dropped.
+//! - Nothing waits forever: a program that still runs at the deadline is killed, and the test fails with the output.
+//! - A background program is killed when the handle is dropped.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -110,8 +110,8 @@ impl Command {
     /// Runs the program until it ends, whether it succeeds or not.
     ///
     /// # Panics
-    /// The program cannot be started, still runs at its deadline, prints more than 64 MiB, or leaves a process that
-    /// holds its output open.
+    /// The program cannot be started, still runs at the deadline, prints more than 64 MiB, or leaves a process that
+    /// holds the output open.
     #[track_caller]
     pub fn finish(mut self) -> Finished {
         let started = Instant::now();
@@ -140,7 +140,7 @@ impl Command {
         }
     }
 
-    /// Starts the program in the background without input; its output becomes part of the test's output.
+    /// Starts the program in the background without input; the output becomes part of the test's output.
     #[track_caller]
     pub fn start(mut self) -> Running {
         self.inner.stdin(Stdio::null()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
@@ -149,7 +149,7 @@ impl Command {
     }
 
     /// Starts the program with an input that stays open for as long as the handle and this process exist. A program
-    /// that reads its input therefore ends with them, however this process ends.
+    /// that reads this input therefore ends with them, however this process ends.
     #[track_caller]
     pub fn start_tied(mut self) -> Running {
         self.inner.stdin(Stdio::piped()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
@@ -266,7 +266,7 @@ impl Conversation {
     }
 }
 
-/// Reads what is available from a readable pipe; closes it at its end.
+/// Reads what is available from a readable pipe; closes it at the end.
 fn read_some(pipe: &mut Option<File>, bytes: &mut Vec<u8>) {
     let mut piece = [0; 16 * 1024];
     let length = pipe.as_mut().map_or(0, |pipe| pipe.read(&mut piece).expect("read a child's output"));

@@ -4,7 +4,7 @@
 //! - A skip is never silent: it is printed on standard error and appended to the file that `WEFT_SKIP_LOG` names, whose
 //!   lines the lane summary counts.
 //! - Under CI (`CI` is set), a test may skip a missing *kernel* feature, but must fail if a package is missing.
-//! - With `WEFT_NO_SKIP`, any skip fails. The lane `vm` sets it, because it has its own kernel.
+//! - With `WEFT_NO_SKIP`, any skip fails. The lane `vm` sets it, because it has a separate kernel.
 //!
 //! Source: the kernel's Kconfig symbols in the table.
 

@@ -2,7 +2,7 @@
 //!
 //! [`Host::new`] creates a network namespace for the host, with the loopback link up, and a mount namespace with a
 //! private `/run`, `/etc/cni`, `/opt/cni`, `/var/lib/cni`, `/var/lib/weft`. [`Host::pod`] mounts another network
-//! namespace at `/run/netns/NAME`. It is empty and its loopback link is down, just as a container runtime creates it.
+//! namespace at `/run/netns/NAME`. It is empty and the loopback link is down, just as a container runtime creates it.
 //!
 //! ```text
 //!   machine ── never changed
@@ -11,7 +11,7 @@
 //!            └─ Pod b
 //! ```
 //!
-//! A failed test prints what it had changed. With `WEFT_TEST_KEEP=1`, its namespaces stay until you interrupt the test,
+//! A failed test prints what it had changed. With `WEFT_TEST_KEEP=1`, the namespaces stay until you interrupt the test,
 //! and it prints the `nsenter` line with which you can enter them.
 
 use std::ops::Deref;
@@ -28,10 +28,10 @@ use crate::world::World;
 
 /// Directory in which a host's runtime looks for plugins.
 pub(crate) const PLUGINS: &str = "/opt/cni/bin";
-/// Time for which a failed test keeps its namespaces with `WEFT_TEST_KEEP=1`.
+/// Time for which a failed test keeps namespaces with `WEFT_TEST_KEEP=1`.
 const KEEP: Duration = Duration::from_secs(3600);
 
-/// Pretend host. Everything is removed when the host and all its pods are dropped.
+/// Pretend host. Everything is removed when the host and all pods are dropped.
 #[derive(Debug)]
 pub struct Host {
     netns: Netns,
@@ -100,7 +100,7 @@ impl Host {
         Netns { world: self.netns.world.mounted(name), name: name.to_owned() }
     }
 
-    /// Returns another process's namespace, given its [`Netns::handle`].
+    /// Returns another process's namespace, given the [`Netns::handle`].
     ///
     /// # Panics
     /// There is none.
@@ -123,7 +123,7 @@ impl Host {
         Snapshot::of_host(&self.netns)
     }
 
-    /// Checks for leaks: fails with the difference if the host no longer equals its snapshot.
+    /// Checks for leaks: fails with the difference if the host no longer equals the snapshot.
     ///
     /// # Panics
     /// The host differs.
@@ -148,7 +148,7 @@ impl Host {
         });
     }
 
-    /// Writes a file on the host, and creates its parent directories.
+    /// Writes a file on the host, and creates the parent directories.
     #[track_caller]
     pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
         let (path, content) = (path.as_ref(), content.as_ref());
@@ -251,7 +251,7 @@ impl Drop for Life {
     }
 }
 
-/// Returns the name of the running test, which libtest gives to its thread.
+/// Returns the name of the running test, which libtest gives to the thread.
 #[must_use]
 pub fn test_name() -> String {
     match thread::current().name() {

@@ -1,9 +1,9 @@
-//! Test support: pretend hosts in namespaces, skips for missing features, a leak check, and a plugin that records its
-//! calls and misbehaves on demand.
+//! Test support: pretend hosts in namespaces, skips for missing features, a leak check, and a plugin that records calls
+//! and misbehaves on demand.
 //!
-//! - This crate depends on no other crate in the workspace. Tests read their expectations with `ip -j`, `nft -j`, `tc
-//!   -j` and `ping`, never with the code under test.
-//! - A test never changes the machine. It has its own network and mount namespace ([`Host`]), so tests can run in
+//! - This crate depends on no other crate in the workspace. Tests read expectations with `ip -j`, `nft -j`, `tc -j` and
+//!   `ping`, never with the code under test.
+//! - A test never changes the machine. It has a separate network and mount namespace ([`Host`]), so tests can run in
 //!   parallel, and whatever they leave disappears when they end, even after a panic.
 //! - A test that cannot run here is skipped by name and counted ([`require!`]), never silently passed.
 //!

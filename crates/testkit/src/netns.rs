@@ -1,6 +1,6 @@
 //! Network namespace in which a test runs programs.
 //!
-//! Source: ip(8) and its `-j`; `testkit::Host` makes the namespaces.
+//! Source: ip(8) with `-j`; `testkit::Host` makes the namespaces.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

@@ -24,7 +24,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 /// Directory in which the machine's own directories stay readable after others were mounted over them.
 const MACHINE: &str = "/run/machine";
 
-/// Directories that a pretend host gets its own copy of, and which of the machine's entries the copy leaves out.
+/// Directories that a pretend host gets a private copy of, and which of the machine's entries the copy leaves out.
 const SHADOWED: [(&str, &[&str]); 4] = [
     ("/etc", &["cni", "containers", "docker"]),
     ("/var/lib", &["cni", "weft", "containerd", "containers", "docker", "etcd", "kubelet"]),
@@ -141,7 +141,7 @@ pub(crate) fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Gives this thread new namespaces, or its own file system state.
+/// Gives this thread new namespaces, or private file system state.
 pub(crate) fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
     #[expect(deprecated, reason = "its danger is CLONE_FILES, which is never used here")]
     rustix::thread::unshare(flags)

@@ -21,7 +21,7 @@ fn definitions() -> BTreeMap<NetworkReference, Definition> {
     ])
 }
 
-/// Returns the pod after its completion, and the warnings.
+/// Returns the completed pod and the warnings.
 fn completed(object: &Value, namespace: Option<&NamespaceFacts>) -> (Value, Vec<String>) {
     let pod = crate::pod_form::pods(object, "n").remove(0);
     let completion = Completion::of(object, &pod, namespace, &definitions());

@@ -1,8 +1,8 @@
 //! Calls the IPAM plugin named in `ipam.type`, with the same stdin and variables.
 //!
 //! - The IPAM plugin gets the complete configuration, byte for byte, and the same variables (§4).
-//! - When it fails, its code and details are kept; the message gets the prefix `ipam TYPE: …`.
-//! - After a failed ADD, its DEL is *not* called. The ADD may have failed because the address already belongs to this
+//! - When it fails, code and details are kept; the message gets the prefix `ipam TYPE: …`.
+//! - After a failed ADD, DEL is *not* called. The ADD may have failed because the address already belongs to this
 //!   attachment, and then DEL would release the address of a running container.
 //! - If an ADD succeeds with an invalid result, it is undone, because no other call could release that reservation.
 //!
@@ -44,7 +44,7 @@ impl<'a> Ipam<'a> {
     /// Reserves addresses.
     ///
     /// # Errors
-    /// The IPAM plugin's own error. Code 6 or 7: its output is not a result; the reservation was released.
+    /// The IPAM plugin's error. Code 6 or 7: the output is not a result; the reservation was released.
     pub fn add(&self) -> Result<Success, Error> {
         let (plugin, stdout) = self.invoke(Verb::Add)?;
         let read = match stdout.iter().all(u8::is_ascii_whitespace) {

@@ -1,7 +1,7 @@
-//! Runs a plugin as a process. No other code reads the process's variables and stdin or writes its stdout.
+//! Runs a plugin as a process. No other code reads environment variables or stdin, or writes stdout.
 //!
 //! - Stdin is never read from a terminal.
-//! - VERSION does not need stdin and waits for it only briefly, so that a caller that leaves its end open cannot block
+//! - VERSION does not need stdin and waits for it only briefly, so that a caller that leaves the pipe open cannot block
 //!   it.
 //! - If the output cannot be written, the call fails.
 //! - A panic prints an error and ends the process at once, without unwinding. The DEL that follows a failed ADD cleans
@@ -26,10 +26,10 @@ use crate::version::{Verb, Version};
 /// Maximum length of a panic message in an error, in characters.
 const PANIC_MAX: usize = 500;
 
-/// Time that VERSION waits for its optional stdin.
+/// Time that VERSION waits for optional input on stdin.
 const STDIN_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Finds the plugin that a program was called as: by the file name in its first argument, or else by its second
+/// Finds the plugin that a program was called as: by the file name in the first argument, or else by the second
 /// argument.
 pub fn called_as<'a>(
     find: impl Fn(&str) -> Option<&'a dyn Plugin>,
@@ -39,7 +39,7 @@ pub fn called_as<'a>(
     find(file).or_else(|| find(arguments.get(1)?.to_str()?))
 }
 
-/// Runs a program that contains several plugins, each called by its name; returns exit code 0 or 1.
+/// Runs a program that contains several plugins, each called by name; returns exit code 0 or 1.
 pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match called_as(|name| plugins.iter().find(|plugin| plugin.name() == name).copied(), &arguments) {

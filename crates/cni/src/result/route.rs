@@ -48,7 +48,7 @@ impl WireRoute {
         })
     }
 
-    /// Converts a route to its written form.
+    /// Converts a route to the written form.
     pub(super) fn of(route: &Route) -> WireRoute {
         let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
         WireRoute {

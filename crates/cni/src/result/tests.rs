@@ -14,7 +14,7 @@ fn convert(value: &Value, version: Version) -> Result<Value, Error> {
     Success::from_value(value, Version::ABSENT)?.1.to_value(version)
 }
 
-/// Returns a result that uses every field in its version.
+/// Returns a result that uses every field that this version has.
 fn full(version: &str) -> Value {
     match version {
         "0.1.0" | "0.2.0" => json!({

@@ -1,4 +1,4 @@
-//! Results in 0.1.0 and 0.2.0: at most one IPv4 and one IPv6 address, each with its routes.
+//! Results in 0.1.0 and 0.2.0: at most one IPv4 and one IPv6 address, each with routes.
 //!
 //! Source: SPEC v0.2.0 "Result"; libcni `pkg/types/020` (S2, R1, R2, R7).
 

@@ -1,4 +1,4 @@
-//! Results in 0.3.0, 0.3.1 and 0.4.0: interfaces, any number of addresses, each with its `version`.
+//! Results in 0.3.0, 0.3.1 and 0.4.0: interfaces, any number of addresses, each with a `version`.
 //!
 //! The text of 0.3.0 says `ip` in one place and `ips` in another; both are read, `ips` is written. `dns` is always
 //! written, even if it is empty, because every Go plugin from that time does so (trap 5).
@@ -68,7 +68,7 @@ pub(super) fn read(value: &Value) -> Result<Success, Error> {
     })
 }
 
-/// Reads an address; its `version` is redundant and ignored.
+/// Reads an address; the `version` is redundant and ignored.
 fn read_ip(wire: WireIp) -> Result<IpConfig, Error> {
     let WireIp { version: _, interface, address, gateway } = wire;
     Ok(IpConfig {

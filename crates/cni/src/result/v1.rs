@@ -70,7 +70,7 @@ pub(super) fn read(value: &Value) -> Result<Success, Error> {
     })
 }
 
-/// Converts a result to its written form.
+/// Converts a result to the written form.
 pub(super) fn write(success: &Success, version: Version) -> impl Serialize + use<> {
     let Success { interfaces, ips, routes, dns } = success;
     Wire {

@@ -166,7 +166,7 @@ impl Cache {
         result.context(file.display()).map(Some)
     }
 
-    /// Returns a cached attachment without its result; `None` if there is none.
+    /// Returns a cached attachment without the result; `None` if there is none.
     ///
     /// # Errors
     /// There is a file, but it cannot be read or is not an entry.

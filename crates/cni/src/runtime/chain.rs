@@ -1,9 +1,9 @@
 //! Executes a network's plugins, one after the other.
 //!
 //! This module keeps no state: the caller passes the ADD result to DEL and CHECK. [`super::Runtime`] keeps it in
-//! libcni's cache, the meta-plugin in its journal.
+//! libcni's cache, the meta-plugin in the journal.
 //!
-//! - Each plugin gets its own configuration, byte for byte, with the additions from [`derive()`].
+//! - Each plugin gets the configuration byte for byte as written, with the additions from [`derive()`].
 //! - ADD goes forward, and each plugin gets the previous one's result. ADD stops at the first error and undoes nothing,
 //!   because only the caller knows whether the attachment existed before.
 //! - DEL goes backward and stops at the first error; the caller repeats it.
@@ -55,7 +55,7 @@ impl Parameters {
     }
 }
 
-/// ADD result in its network's version.
+/// ADD result in the network's version.
 #[derive(Clone, Debug)]
 pub struct Attached {
     /// Result as the last plugin printed it, including unknown keys, if it already had the network's version.
@@ -93,8 +93,8 @@ impl Attached {
 /// Attaches: calls every plugin in order.
 ///
 /// # Errors
-/// The first failing plugin's own error with code and details; or why that plugin could not be run, or that its output
-/// is invalid. Plugins before it have already acted, so the caller must decide whether to call DEL.
+/// The first failing plugin's error with code and details; or why that plugin could not be run, or that the output is
+/// invalid. Plugins before it have already acted, so the caller must decide whether to call DEL.
 pub fn add(invoke: &dyn Invoke, network: &Network, parameters: &Parameters) -> Result<Attached, Error> {
     let environment = parameters.environment(Verb::Add);
     let mut previous: Option<Attached> = None;
@@ -168,7 +168,7 @@ fn detach<'a>(
 
 /// Checks: calls every plugin in order, each with the final ADD result.
 ///
-/// Succeeds without a call if the network disables CHECK. Error: code 1 if its version has no CHECK.
+/// Succeeds without a call if the network disables CHECK. Error: code 1 if the network's version has no CHECK.
 pub fn check(
     invoke: &dyn Invoke,
     network: &Network,
@@ -207,7 +207,7 @@ pub enum Keep<'a> {
 
 /// Sends every plugin the list of valid attachments; continues after errors.
 ///
-/// Succeeds without a call if the network disables GC or its version has none.
+/// Succeeds without a call if the network disables GC or the version has none.
 pub fn gc(invoke: &dyn Invoke, network: &Network, keep: Keep<'_>, path: &str) -> Result<(), Error> {
     if network.disable_gc || network.version < Verb::Gc.since() {
         return Ok(());
@@ -229,8 +229,8 @@ pub fn gc(invoke: &dyn Invoke, network: &Network, keep: Keep<'_>, path: &str) ->
 
 /// Asks every plugin in order whether it could serve an ADD.
 ///
-/// Returns the first error unchanged, because its code is the result. Succeeds without a call if the network's version
-/// has no STATUS.
+/// Returns the first error unchanged, because the error code is the result. Succeeds without a call if the network's
+/// version has no STATUS.
 pub fn status(invoke: &dyn Invoke, network: &Network, path: &str) -> Result<(), Error> {
     if network.version < Verb::Status.since() {
         return Ok(());

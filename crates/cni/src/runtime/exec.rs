@@ -1,14 +1,14 @@
-//! Runs plugins as child processes: finds them in `CNI_PATH`, and limits their time and output.
+//! Runs plugins as child processes: finds them in `CNI_PATH`, and limits time and output.
 //!
 //! - The child inherits the environment, always gets the six variables, and reads the configuration from stdin.
-//! - The child leads its own process group. At the deadline, or when weft must stop, the whole group is killed.
+//! - The child leads a separate process group. At the deadline, or when weft must stop, the whole group is killed.
 //! - Printing more than [`STDOUT_MAX`] bytes on stdout is an error, and the group is killed. From stderr, the last
 //!   [`STDERR_MAX`] bytes are kept.
 //! - A child may exit without reading stdin, or leave a grandchild that holds stdout; neither causes an error or a
 //!   delay.
 //! - While the program file is open for writing ("text file busy", because it is being installed), starting it is
 //!   retried.
-//! - The child's error is passed on as printed. Its stderr is forwarded unless the error quotes it.
+//! - The child's error is passed on as printed. Stderr is forwarded unless the error quotes it.
 //!
 //! Source: SPEC 1.1.0 §2, §4; libcni `pkg/invoke` (S1, L1–L4, S30).
 
@@ -42,7 +42,7 @@ pub const BUSY_MAX: Duration = Duration::from_secs(6);
 /// Number of characters that an error quotes from the end of a plugin's output.
 const QUOTE_MAX: usize = 2000;
 
-/// Errors of execve(2) that are about the file: its format, its interpreter, its permissions or its path.
+/// Errors of execve(2) that are about the file: format, interpreter, permissions or path.
 const REFUSALS: [Errno; 9] = [
     Errno::NOEXEC,
     Errno::NOENT,
@@ -73,7 +73,7 @@ pub struct Output {
 }
 
 impl Exec {
-    /// Returns a caller that allows `deadline` from the start of a plugin to its exit, including retries.
+    /// Returns a caller that allows `deadline` from a plugin's start to its exit, including retries.
     pub const fn new(deadline: Duration) -> Exec {
         Exec { deadline, command: |program| Command::new(program), stop: None }
     }
@@ -84,13 +84,13 @@ impl Exec {
         Exec { stop: Some(stop), ..self }
     }
 
-    /// Starts each plugin through the command that `command` returns for its path; errors still name the path.
+    /// Starts each plugin through the command that `command` returns for the plugin's path; errors still name the path.
     #[must_use]
     pub const fn through(self, command: fn(&Path) -> Command) -> Exec {
         Exec { command, ..self }
     }
 
-    /// Runs `program`; [`Invoke::invoke`] finds it first and forwards its stderr.
+    /// Runs `program`; [`Invoke::invoke`] finds it first and forwards stderr.
     ///
     /// # Errors
     /// The plugin's own error. Code 5: it could not be run, was too slow, or printed too much. Code 999: it failed
@@ -100,7 +100,7 @@ impl Exec {
         failure.map_or(Ok(output), Err)
     }
 
-    /// Runs the program of a plugin as [`Invoke::invoke`] does, without searching it: forwards its stderr.
+    /// Runs the program of a plugin as [`Invoke::invoke`] does, without searching for it: forwards stderr.
     ///
     /// # Errors
     /// Those of [`Exec::run`].
@@ -118,7 +118,7 @@ impl Exec {
         failure.map_or(Ok(output.stdout), Err)
     }
 
-    /// Runs a plugin whose program needs arguments first; returns its output, and its error if it failed.
+    /// Runs a plugin whose program needs arguments first; returns the output, and the error if it failed.
     ///
     /// # Errors
     /// Code 5: it could not be run, was too slow, or printed too much.
@@ -132,7 +132,7 @@ impl Exec {
         self.attend(&program, command, environment, stdin)
     }
 
-    /// Runs a command to its end; errors name `program`.
+    /// Runs a command to completion; errors name `program`.
     fn attend(
         &self,
         program: &Path,
@@ -177,7 +177,7 @@ impl Invoke for Exec {
     }
 }
 
-/// Finds the first regular file with this name in the directories in `path`; like libcni, ignores its mode.
+/// Finds the first regular file with this name in the directories in `path`; like libcni, ignores the mode.
 ///
 /// # Errors
 /// Code 5, naming plugin and directories.
@@ -199,8 +199,8 @@ pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
     })
 }
 
-/// Returns the error for a program that could not be executed. Its code is [`code::NOT_EXECUTED`] if the kernel refuses this
-/// file, and not for a shortage of the moment.
+/// Returns the error for a program that could not be executed. The code is [`code::NOT_EXECUTED`] if the kernel refuses
+/// this file, and not for a shortage of the moment.
 pub fn not_executed(program: &Path, cause: &io::Error) -> Error {
     let error = Error::io(format_args!("run {}", program.display()), cause);
     let is_refused = Errno::from_io_error(cause).is_some_and(|errno| REFUSALS.contains(&errno));
@@ -225,7 +225,7 @@ pub fn check_executable(program: &Path) -> Result<(), Error> {
     }
 }
 
-/// Starts the child; retries while its file is open for writing.
+/// Starts the child; retries while the file is open for writing.
 fn spawn(command: &mut Command, until: Instant) -> io::Result<Child> {
     let mut pause = Duration::from_millis(5);
     loop {

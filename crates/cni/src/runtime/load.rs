@@ -8,8 +8,8 @@
 //!
 //! A `.conflist` is a list; `.conf` and `.json` are single plugins. [`Directory`] also reads `.configlist` and
 //! `.config`, as the multi-network specification calls them. Files are read in name order. Plugins in
-//! `<directory>/<network>/*.conf` are appended unless the list forbids it. If a file has the wrong extension for its
-//! content, the content decides, but not for the strict reader.
+//! `<directory>/<network>/*.conf` are appended unless the list forbids it. If the extension does not fit the content,
+//! the content decides, but not for the strict reader.
 //!
 //! Source: SPEC 1.1.0 §1; libcni `libcni/conf.go`; NPWG 3.4.1 (S3, S22, S39, L10).
 
@@ -104,7 +104,7 @@ impl Directory {
         self.networks.iter().min_by_key(by_name).map(|(path, network)| (path.as_path(), network))
     }
 
-    /// Returns the first file by name that exists but cannot be read, so that its content is unknown.
+    /// Returns the first file by name that exists but cannot be read, so that the content is unknown.
     pub fn unread(&self) -> Option<(&Path, &Error)> {
         let unread = self.faults.iter().filter(|(_, error)| error.code == code::IO_FAILURE);
         unread.min_by_key(|(path, _)| path).map(|(path, error)| (path.as_path(), error))

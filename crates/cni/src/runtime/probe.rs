@@ -29,7 +29,7 @@ struct Report {
 /// Returns the versions that a plugin reports, as the plugin writes them.
 ///
 /// # Errors
-/// The plugin cannot be run, or its report is empty.
+/// The plugin cannot be run, or the report is empty.
 pub fn versions(invoke: &dyn Invoke, plugin: &PluginType, path: &str) -> Result<Vec<String>, Error> {
     let environment = Environment {
         command: Verb::Version.as_str().to_owned(),
@@ -54,7 +54,8 @@ pub fn versions(invoke: &dyn Invoke, plugin: &PluginType, path: &str) -> Result<
     }
 }
 
-/// Checks that every plugin in the network exists and supports its version; returns the capabilities that it declares.
+/// Checks that every plugin in the network exists and supports the network's version; returns the capabilities that it
+/// declares.
 ///
 /// # Errors
 /// All findings, not only the first one.

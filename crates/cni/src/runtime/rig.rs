@@ -1,6 +1,6 @@
-//! Directory with real plugins for tests: shell scripts that record their input and answer from files.
+//! Directory with real plugins for tests: shell scripts that record the input and answer from files.
 //!
-//! For each verb, a script prints `NAME.VERB.out`; its exit code is 1 if `NAME.VERB.fail` exists.
+//! For each verb, a script prints `NAME.VERB.out`; the exit code is 1 if `NAME.VERB.fail` exists.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -5,9 +5,9 @@
 //!                                                                    └── removed by the node's agent: alive ──► grace again
 //! ```
 //!
-//! - A node whose agent answers keeps its blocks, whatever its object says.
+//! - A node whose agent answers keeps all blocks, whatever the Node object says.
 //! - A block is reclaimed only if it is unchanged since the probe. A node that returned has changed it and keeps it.
-//! - The probe is written to the object, and the block is reclaimed by its resource version. So one compare-and-swap
+//! - The probe is written to the object, and the block is reclaimed by resource version. So one compare-and-swap
 //!   decides between the agent's answer and the controller.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::BlockObject;
 use kube_support::resources::{NodeObject, PodObject};
 
-/// Time for the agent to answer a probe: its watch may have to reconnect.
+/// Time for the agent to answer a probe: the agent's watch may have to reconnect.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum length of the name of a node, in bytes.
@@ -40,7 +40,7 @@ pub(super) struct GoneNodes {
     grace: Duration,
     requests: Counter,
     gone: BTreeMap<String, Instant>,
-    /// Name of the probed object, its resource version with the probe, and the time of the probe.
+    /// Name of the probed object, the resource version with the probe, and the time of the probe.
     probed: BTreeMap<String, (String, Instant)>,
 }
 
@@ -152,8 +152,8 @@ impl GoneNodes {
         }
     }
 
-    /// Whether the node is off, according to its object and its pods now. Pods that tolerate the taint stay bound to a node
-    /// that is out of service.
+    /// Whether the node is off now, according to the Node object and the pods. Pods that tolerate the taint stay bound
+    /// to a node that is out of service.
     ///
     /// No node can have a name that is invalid, for example in an object that was edited manually. The API server would
     /// refuse the requests, and so end every round.

@@ -1,4 +1,4 @@
-//! Metrics of each pool: its size, its use, and the blocks of each node.
+//! Metrics for each pool: size, usage, and blocks by node.
 //!
 //! - The number of time series is bounded: further pools and nodes are counted together as `other`.
 
@@ -10,9 +10,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Largest number of pools with series of their own.
+/// Maximum number of pools with separate series.
 const POOLS_MAX: usize = 100;
-/// Largest number of pairs of pool and node with a series of their own.
+/// Maximum number of pairs of pool and node with a separate series.
 const NODES_MAX: usize = 1_000;
 /// Label of the pools and nodes that are counted together.
 const OTHER: &str = "other";

@@ -276,7 +276,7 @@ impl IpamReconciler {
         Ok(ended)
     }
 
-    /// Returns the virtual machines; `None` if they are unknown. Then all their addresses are kept.
+    /// Returns the virtual machines; `None` if they are unknown. Then all addresses of virtual machines are kept.
     async fn machines(&self) -> Option<BTreeSet<MachineClaim>> {
         virtual_machine::machines(&self.client).await.unwrap_or_else(|error| {
             let error = api_error::describe(&error);

@@ -29,7 +29,7 @@ pub(crate) struct PodSubject {
     pub(crate) pending: bool,
     /// Address that the pod's node has.
     pub(crate) host: Option<IpAddr>,
-    /// Whether Kuryr's finalizer keeps the pod until its ports are released.
+    /// Whether Kuryr's finalizer keeps the pod until the ports are released.
     pub(crate) has_finalizer: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Port allocator: finds or creates the Neutron ports that a pod requests.
 //!
-//! - Each port is tagged with its owner when it is created: cluster, pod uid, interface. If the cloud accepts
-//!   tags only afterwards, the same words are in the port's description.
+//! - Each port is tagged with the owner when it is created: cluster, pod uid, interface. If the cloud accepts tags only
+//!   afterwards, the same words are in the port's description.
 //! - A port that was created before a restart, or whose response was lost, is found by these tags and
 //!   adopted.
 //! - A port whose binding failed is deleted.
@@ -55,7 +55,7 @@ pub(crate) struct Allocator {
     pub(crate) pools: Pools,
     subnets: Mutex<HashMap<String, Known>>,
     extensions: OnceCell<Vec<String>>,
-    /// Locks for the nodes' own ports: their allowed address pairs are read and written as a whole.
+    /// Locks for the ports of nodes, because allowed address pairs are read and written as a whole.
     node_ports: Mutex<HashMap<String, Arc<Mutex<()>>>>,
 }
 
@@ -66,7 +66,7 @@ struct Known {
     at: Instant,
 }
 
-/// Why a pod does not get its ports.
+/// Why a pod does not get ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortFailure {
     /// Reason in the Event.
@@ -111,7 +111,7 @@ impl Allocator {
         Allocator { neutron, rules, pools, subnets, extensions, node_ports: Mutex::default() }
     }
 
-    /// Returns a subnet and its network. Requests are serialized, so that a burst of pods causes one.
+    /// Returns a subnet and the network. Requests are serialized, so that a burst of pods causes one.
     async fn subnet(&self, id: &str) -> Result<(Subnet, Network), Error> {
         let mut subnets = self.subnets.lock().await;
         if let Some(Known { subnet, network, .. }) =
@@ -248,7 +248,7 @@ impl Allocator {
         }
     }
 
-    /// Creates ports with their owner tags.
+    /// Creates ports with owner tags.
     async fn create(&self, mut ports: Vec<NewPort>) -> Result<Vec<Port>, Error> {
         let tags_later = !self.tags_at_once().await?;
         for port in ports.iter_mut().filter(|_| tags_later) {
@@ -270,7 +270,7 @@ impl Allocator {
         Ok(created)
     }
 
-    /// Tags a port whose owner tags are in its description.
+    /// Tags a port whose owner tags are in the description.
     ///
     /// A pod's port is always tagged, because operators search for tags, and subports are found by nothing
     /// else. Pooled ports are tagged only if the configuration has further tags. If tagging fails, the
@@ -432,8 +432,8 @@ impl Allocator {
         self.neutron.allow(node, pairs, allowed).await
     }
 
-    /// Removes a port from its trunk and from the node's allowed address pairs, and deletes it. All steps are
-    /// done in any case, because a request without a response may have succeeded.
+    /// Removes a port from the trunk and from the node's allowed address pairs, and deletes it. All steps are done in
+    /// any case, because a request without a response may have succeeded.
     pub(crate) async fn remove(&self, port: &Port) -> Result<(), Error> {
         if let Some(node) = owner_tags(port).find_map(|tag| tag.strip_prefix(NODE)) {
             match self.allow(node, &address_pairs(port, None), Allowed::No).await {
@@ -518,7 +518,7 @@ impl Allocator {
     }
 }
 
-/// Returns a port's owner tags: its tags, and the words in its description.
+/// Returns a port's owner tags: the tags, and the words in the description.
 fn owner_tags(port: &Port) -> impl Iterator<Item = &str> {
     port.tags.iter().map(String::as_str).chain(port.description.split_whitespace())
 }
@@ -544,11 +544,10 @@ fn is_ours(port: &Port) -> bool {
     }
 }
 
-/// Returns a macvlan's hardware address: the requested one, or its port's with a bit in the first byte
-/// changed.
+/// Returns a macvlan's hardware address: the requested one, or the port's with a bit in the first byte changed.
 ///
-/// It must differ from its port's address: OVN knows where that is, and would send frames to the port, which
-/// is not plugged in.
+/// It must differ from the port's address: OVN knows where that is, and would send frames to the port, which is not
+/// plugged in.
 fn macvlan_mac(request: &PortRequest, port: &Port) -> String {
     request.mac.clone().unwrap_or_else(|| {
         let own = port.mac_address.to_lowercase();

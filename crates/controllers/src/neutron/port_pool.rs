@@ -1,10 +1,10 @@
 //! Pools with unused ports, by node, subnet and security groups.
 //!
-//! - A pool that runs low is filled by one bulk request at a time. A pod that finds its pool empty waits for
-//!   that request.
+//! - A pool that runs low is filled by one bulk request at a time. A pod that finds the pool empty waits for that
+//!   request.
 //! - A returned port is pooled again unless the pool is full. Only the pod that took a port can return it,
 //!   whatever other pods name.
-//! - After a restart, pooled ports are recognized by their tags.
+//! - After a restart, pooled ports are recognized by tags.
 //!
 //! Source: Kuryr-Kubernetes `vif_pool.py`, `[vif_pool]`.
 
@@ -64,7 +64,7 @@ pub(crate) enum User {
 /// Outcome for a returned port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReturnOutcome {
-    /// The port is in its pool again.
+    /// The port is in the pool again.
     Pooled,
     /// The pool is full: the port is to be deleted.
     Surplus,
@@ -165,8 +165,8 @@ impl Pools {
         self.state().taken.remove(id);
     }
 
-    /// Removes a port from its pool, and the pool if it is empty then. The result is false if the port is not
-    /// in a pool.
+    /// Removes a port from the pool, and the pool if it is empty then. The result is false if the port is not in a
+    /// pool.
     pub(crate) fn withdraw(&self, id: &str) -> bool {
         let mut state = self.state();
         let has_it = |ports: &VecDeque<Port>| ports.iter().any(|port| port.id == id);

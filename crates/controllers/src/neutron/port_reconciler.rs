@@ -1,4 +1,4 @@
-//! Port reconciler: a case for each pod that needs ports, from the request to ACTIVE ports and their release.
+//! Port reconciler: a case for each pod that needs ports, from the request through ACTIVE ports to the release.
 //!
 //! ```text
 //!   (pod) ─► Allocating ─► Waiting (VIF written, not all ACTIVE) ─► Active (written again) ─► Releasing ─► Done
@@ -11,7 +11,7 @@
 //! - A port is forgotten only when it is deleted or pooled. Unknown ports are found by the next comparison of all ports
 //!   with all pods.
 //!
-//! Source: Kuryr-Kubernetes `handlers/vif.py`, `retry.py`; its bugs are listed in `docs/neutron.md`.
+//! Source: Kuryr-Kubernetes `handlers/vif.py`, `retry.py`; Kuryr's bugs are listed in `docs/neutron.md`.
 
 mod activation;
 mod comparison;
@@ -58,8 +58,7 @@ const GATHER: Duration = Duration::from_millis(20);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Interval at which pools are filled.
 const POOL_INTERVAL: Duration = Duration::from_secs(1);
-/// For how many consecutive intervals half-empty pools are left because pods wait for their ports to become
-/// ACTIVE.
+/// For how many consecutive intervals half-empty pools are left because pods wait for ports to become ACTIVE.
 const DEFERRED_MAX: u32 = 10;
 
 /// Port reconciler, which holds a case for each pod.
@@ -99,11 +98,11 @@ struct Case {
     /// Faults for which an annotation is ignored, and that were reported.
     ignored: Vec<String>,
     stage: Stage,
-    /// Since when the pod waits, or when its node reported the attachment.
+    /// Since when the pod waits, or when the node reported the attachment.
     since: Instant,
 }
 
-/// Facts that a pod's requests are computed from: its annotations, and the definitions' version.
+/// Facts that a pod's requests are computed from: annotations, and the definitions' version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RequestInputs {
     selection: [Option<String>; 2],
@@ -136,7 +135,7 @@ enum Stage {
 // === impl Stage ===
 
 impl Stage {
-    /// Whether the pod waits for its ports.
+    /// Whether the pod waits for ports.
     fn is_pending(self) -> bool {
         matches!(self, Stage::Allocating | Stage::Waiting)
     }
@@ -182,7 +181,7 @@ impl Case {
         self.written.as_ref().is_some_and(|written| written.object != self.subject.object)
     }
 
-    /// Whether requests are evaluated. A running pod keeps its ports.
+    /// Whether requests are evaluated. A running pod keeps the same ports.
     fn may_get_ports(&self) -> bool {
         self.subject.pending || self.state.is_empty()
     }
@@ -378,7 +377,7 @@ impl PortReconciler {
         self.begin_release(uid);
     }
 
-    /// Whether a pod that has its ports, and has not started yet, now requests other ones.
+    /// Whether a pod that has all ports, and has not started yet, now requests other ones.
     fn requests_changed(&self, case: &mut Case) -> bool {
         let inputs = Some(self.inputs(&case.subject));
         if !case.subject.pending || case.inputs == inputs {

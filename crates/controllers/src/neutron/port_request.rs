@@ -2,7 +2,7 @@
 //! the rules.
 //!
 //! - The port for the default interface follows the default-network annotation, else the rule for all pods.
-//! - A network is a Neutron network if its definition has `openstack.org/kuryr-config`.
+//! - A network is a Neutron network if the definition has `openstack.org/kuryr-config`.
 //! - Further interfaces are numbered in annotation order, counting Neutron networks only.
 //! - The annotation is read like on the node, so an element without a namespace is in the pod's namespace.
 //!
@@ -106,8 +106,8 @@ pub(crate) enum ConfigError {
     SubnetId(String),
 }
 
-/// Returns the networks that a pod's annotations select. An invalid annotation selects nothing, like on the
-/// node. A node that is configured to refuse such a pod does so independently of its ports.
+/// Returns the networks that a pod's annotations select. An invalid annotation selects nothing, like on the node. A
+/// node that is configured to refuse such a pod does so independently of ports.
 ///
 /// # Errors
 /// A selected network cannot be attached.

@@ -1,4 +1,4 @@
-//! Rules for the Neutron controller, from its own YAML or from a `kuryr.conf`.
+//! Rules for the Neutron controller, from weft's YAML or from a `kuryr.conf`.
 //!
 //! - An unknown key is refused by name.
 //! - Drivers have the same names and defaults as in Kuryr.
@@ -50,7 +50,7 @@ pub(crate) struct Rules {
     pub(crate) ovs_bridge: String,
     /// Further tags on each port.
     pub(crate) resource_tags: Vec<String>,
-    /// Cluster name, which distinguishes its ports from those that other clusters have in the project.
+    /// Cluster name, which distinguishes these ports from those that other clusters have in the project.
     pub(crate) cluster: String,
     /// Whether ports have the name `namespace/pod`.
     pub(crate) port_debug: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Rules {
     pub(crate) multus_namespace: String,
     /// Prefix for further interfaces: `eth` for `eth1`…
     pub(crate) additional_ifname_prefix: String,
-    /// Subnets in which nodes have their own ports, for nested ports.
+    /// Subnets that contain the nodes' ports, for nested ports.
     pub(crate) worker_nodes_subnets: Vec<String>,
     /// Maximum MTU for an interface, in bytes; 0 means the network's MTU.
     pub(crate) network_device_mtu: u32,

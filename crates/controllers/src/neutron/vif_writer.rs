@@ -4,8 +4,8 @@
 //! - If an earlier pod with the same name has left a KuryrPort, it is deleted, and one for this pod is
 //!   created.
 //! - Kuryr's finalizers are removed only after the ports are released, and no other finalizer is removed.
-//! - A pod is changed through its subresource `status`, which accepts annotations and finalizers, but no
-//!   change to `spec`. So the controller's token cannot change images.
+//! - A pod is changed through the subresource `status`, which accepts annotations and finalizers, but no change to
+//!   `spec`. So the controller's token cannot change images.
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD
 //! `kuryrports`.
@@ -22,10 +22,10 @@ use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
 use kube_support::kuryr::{ANNOTATION, KuryrPort, RequestError, VifLocation};
 
-/// Label on a KuryrPort with its pod's node.
+/// Label on a KuryrPort with the pod's node.
 const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";
 
-/// Why a pod or its KuryrPort was not written.
+/// Why a pod or the KuryrPort was not written.
 #[derive(Debug, Error)]
 pub(crate) enum WriteError {
     /// The request for the pod failed.
@@ -112,7 +112,7 @@ async fn put_port(client: &Client, subject: &PodSubject, state: &PodState) -> Re
     created.map(drop).map_err(|error| RequestError::new("create", pod, error).into())
 }
 
-/// Removes Kuryr's finalizers from a pod and its KuryrPort, whose ports are released.
+/// Removes Kuryr's finalizers from a pod and the KuryrPort when all ports are released.
 ///
 /// # Errors
 /// The API server rejects a write, or does not answer.

@@ -5,8 +5,8 @@
 //! - Each client has a share of the reviews of unknown tokens ([`review_shares`](super::review_shares)).
 //! - Users are known for [`FRESH`]. While the API server cannot answer, known ones are used for [`STALE_MAX`].
 //! - `rights` decides which rights are reviewed, and when. The number of reviews at a time and of failures is bounded.
-//! - On a loopback address there is no token. The name of the host in a request must then be that of this host, so that a
-//!   web site cannot read the page under a name of its own (DNS rebinding).
+//! - On a loopback address there is no token. The host name in a request must then be that of this host, so that a web
+//!   site cannot read the page under another name (DNS rebinding).
 //!
 //! Source: Kubernetes API reference, TokenReview v1, SubjectAccessReview v1.
 

@@ -1,6 +1,6 @@
-//! Rows of all tables, with a version for each change, so that a client gets what changed since its position.
+//! Rows of all tables, with a version for each change, so that a client gets only the changes since the last position.
 //!
-//! - Each row, and each deleted row, has one version: the number of its last change.
+//! - Each row, and each deleted row, has one version: the number of the last change.
 //! - A client has a position: the rows that a first walk over all tables has sent, and the newest version it knows.
 //! - The number of remembered deletions is bounded. A client that is behind a forgotten one starts again.
 
@@ -131,7 +131,7 @@ impl PageModel {
         all
     }
 
-    /// Returns the next message for a client with this scope, and moves its position.
+    /// Returns the next message for a client with this scope, and moves the position.
     pub(super) fn next(&self, position: &mut Position, scope: &PageScope) -> Next {
         let state = self.state();
         if position.is_walk_complete { state.changed(position, scope) } else { state.walk(position, scope) }
@@ -177,7 +177,7 @@ impl ModelState {
         }
     }
 
-    /// Sends all rows in the order of their keys.
+    /// Sends all rows, sorted by key.
     fn walk(&self, position: &mut Position, scope: &PageScope) -> Next {
         let begin = position.walked.take();
         if begin.is_none() {
@@ -216,7 +216,7 @@ impl ModelState {
 // === impl Batch ===
 
 impl Batch {
-    /// Adds a row, or its deletion, if the scope contains it.
+    /// Adds a row, or the note that it was deleted, if the scope contains it.
     fn add(&mut self, place: &(Table, Key), row: Option<&Row>, scope: &PageScope) {
         let (table, key) = place;
         if !scope.contains(*table, &key.0) {

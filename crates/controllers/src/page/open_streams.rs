@@ -1,6 +1,6 @@
 //! Number of open streams, and of those of each user.
 //!
-//! - A stream counts from the response to its request until its last event.
+//! - A stream counts from the response until the last event.
 //! - One user has few of all streams, so no account keeps the others out.
 //! - A client of this host has no user. Only the number of all streams limits it.
 

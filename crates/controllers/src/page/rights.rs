@@ -1,4 +1,4 @@
-//! Rights of one user: the outcomes of its reviews, which of them are due, and the rows that follow from them.
+//! One user's rights: the outcomes of reviews, which of them are due, and the rows that follow from them.
 //!
 //! - A right that the user has is due after [`FRESH`], so a lost right ends soon.
 //! - A right that it lacks in a namespace is due after [`DENIED_MAX`]: an old denial shows no row. Most namespaces are
@@ -138,7 +138,7 @@ impl KnownReviews {
 
     /// Returns the rights in namespaces that are due, beginning with the one that is due for the longest time.
     ///
-    /// Those whose last review failed come last, so that their failures do not end a round before the others.
+    /// Those whose last review failed come last, so that such failures do not end a round before the others.
     pub(super) fn due(&self, namespaces: &BTreeSet<String>, now: Instant) -> Vec<(Table, String)> {
         let mut due: Vec<(bool, Instant, (Table, String))> = Vec::new();
         for (place, table) in NAMESPACED.into_iter().enumerate() {

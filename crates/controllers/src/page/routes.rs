@@ -1,4 +1,4 @@
-//! Requests to the page: its files, its stream, and the headers of every response.
+//! Requests to the page: files, stream, and the headers for every response.
 //!
 //! - Only GET and HEAD exist. The path of each view, also of a deep link, returns the same document: which rows exist is
 //!   only in the stream, so a deep link tells nothing about objects that a viewer may not see.

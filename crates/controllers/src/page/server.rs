@@ -1,7 +1,7 @@
-//! HTTP server of the page: connections, their number and their duration.
+//! HTTP server for the page: limits number and duration of connections.
 //!
-//! - A connection is for one request. Headers and response have timeouts, except for a stream. It has a timeout for
-//!   each message, and after its end.
+//! - A connection is for one request. Headers and response have timeouts, except for a stream. A stream has a timeout
+//!   for each message, and after the end.
 //! - The number of connections is bounded. A further one ends the oldest that has no stream, so idle connections of a
 //!   client without a token keep no other client out.
 

@@ -39,7 +39,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// Shortest time between two reviews of a stream, also if they take long.
 const REVIEW_PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// State of a connection that its request changes.
+/// Connection state that the request changes.
 #[derive(Debug)]
 pub(super) struct ConnectionState {
     /// Address of the client.
@@ -112,7 +112,7 @@ impl Drop for StreamClient {
     }
 }
 
-/// Sends all rows, and then the changes, until the client disconnects or loses its rights.
+/// Sends all rows, and then the changes, until the client disconnects or loses the rights.
 pub(super) async fn feed(
     page: Arc<PageController>,
     authorization: Option<String>,

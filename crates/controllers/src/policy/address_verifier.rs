@@ -2,7 +2,7 @@
 //!
 //! - An address on a network of `weft-ipam` counts if an IPBlock with it is leased by the node of the pod, or kept by a
 //!   claim of the pod's namespace. So a forged address is one of the pod's own node.
-//! - Addresses of other networks cannot be verified. The policy that selects a pod as a peer trusts its authors.
+//! - Addresses on other networks cannot be verified. A policy that selects a pod as a peer trusts the pod's authors.
 //!
 //! Source: `docs/security.md`; `docs/design/ipam.md`, IPBlock.
 
@@ -71,7 +71,7 @@ pub(super) struct AddressVerifier {
     blocks: BTreeMap<String, LeasedBlock>,
     /// Names of the blocks with this range.
     ranges: BTreeMap<IpNet, BTreeSet<String>>,
-    /// Pods by their addresses on verified networks.
+    /// Pods by address, on verified networks.
     pods: BTreeMap<IpAddr, BTreeSet<Key>>,
     /// Addresses of each pod on verified networks, and the number of those that do not count.
     known: BTreeMap<Key, (BTreeSet<IpAddr>, u64)>,

@@ -1,4 +1,4 @@
-//! Objects that the policy controller watches, and their application to the index.
+//! Objects that the policy controller watches, and how they change the index.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

@@ -1,4 +1,5 @@
-//! Sizes of the address sets of each namespace, so that policies cannot fill etcd with many times what their author wrote.
+//! Size limits for the address sets in each namespace, so that policies cannot fill etcd with many times what the
+//! author wrote.
 //!
 //! The sets of a namespace that exceed the maximum have no addresses; they are tried again when others become smaller.
 
@@ -53,7 +54,8 @@ impl NamespaceSizes {
         }
     }
 
-    /// Returns the refused sets that may have room now, because bytes became free in their namespaces since the last call.
+    /// Returns the refused sets that may have room now, because bytes became free in those namespaces since the last
+    /// call.
     pub(super) fn retry(&mut self) -> BTreeSet<Key> {
         let mut keys = BTreeSet::new();
         for (namespace, one) in self.0.iter_mut().filter(|(_, one)| one.is_freed) {

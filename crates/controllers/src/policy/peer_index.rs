@@ -1,10 +1,10 @@
-//! Index of policies and of the pods that their rules select, updated with each changed object.
+//! Index of policies and the pods that rules select, updated with each changed object.
 //!
-//! - A change of a pod costs the selections on its networks, whatever the number of pods.
-//! - A change of a policy costs the pods on its networks. A change of a namespace costs its pods.
+//! - When a pod changes, only the selections on the pod's networks are visited, whatever the number of pods.
+//! - When a policy changes, only the pods on those networks are visited; when a namespace changes, only the pods in it.
 //! - The result is that of `npwg::network_policy::resolve` with all pods; a test compares the two.
 //! - Rules of a namespace with equal peers share one selection, so many small policies do not multiply what is kept.
-//! - A selection takes one bit for each pod. Its addresses are collected when its object is written.
+//! - A selection takes one bit for each pod. The addresses are collected when the object is written.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,11 +22,11 @@ use crate::policy::pod_slots::{NumberSet, PodSlots};
 
 use kube_support::resources::Key;
 
-/// Policies with their peers.
+/// Policies and peers.
 #[derive(Debug, Default)]
 pub(super) struct PeerIndex {
     policies: BTreeMap<Key, Arc<WatchedPolicy>>,
-    /// Selections by namespace and name of their address set.
+    /// Selections by the namespace and name of the address set.
     selections: BTreeMap<Key, IndexedSelection>,
     selections_by_network: BTreeMap<NetworkReference, BTreeSet<Key>>,
     pods: PodSlots,
@@ -44,7 +44,7 @@ pub(super) struct Changed {
     pub(super) sets: BTreeSet<Key>,
 }
 
-/// Selection with its pods, and the policies with such a rule.
+/// Selection, the pods, and the policies with such a rule.
 #[derive(Debug)]
 struct IndexedSelection {
     selection: PeerSelection,
@@ -210,7 +210,7 @@ impl PeerIndex {
         (self.policies.len(), self.pods.count())
     }
 
-    /// Returns the selection of an address set, with its addresses; `None` if no policy has it.
+    /// Returns an address set's selection, with the addresses; `None` if no policy has it.
     pub(super) fn addresses(&self, set: &Key) -> Option<(&PeerSelection, BTreeMap<SetPort, AddressList>)> {
         let IndexedSelection { selection, pods, users: _ } = self.selections.get(set)?;
         let mut addresses: BTreeMap<SetPort, Vec<IpAddr>> = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! Pods as peers of network policies, reduced to labels, named ports, and networks with their addresses.
+//! Pods as peers in network policies, reduced to labels, named ports, networks and addresses.
 //!
 //! - Of a pod without additional networks little more than the name is kept.
-//! - A pod that has ended is no peer, and neither is one that uses the network of its node.
+//! - A pod that has ended is no peer, and neither is one that uses the host network.
 //! - Addresses come from the network-status alone: a pod that was never attached requests addresses, too.
 //!
 //! Source: Pod v1; multi-network specification (NPWG), section 5 (network-status).

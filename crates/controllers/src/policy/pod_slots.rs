@@ -1,6 +1,6 @@
 //! Numbers of pods, and sets of them that take one bit for each pod.
 //!
-//! Many selections may select the same many pods. A selection therefore keeps the numbers of its pods, not their addresses.
+//! Many selections may select the same many pods. A selection therefore keeps pod numbers instead of addresses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl PodSlots {
         self.numbers.get(key).copied()
     }
 
-    /// Adds or replaces a pod. Returns its number, which does not change as long as the pod exists.
+    /// Adds or replaces a pod. Returns the pod's number, which does not change as long as the pod exists.
     pub(super) fn insert(&mut self, key: &Key, pod: Arc<PodNetworks>) -> usize {
         let number = self.numbers.get(key).copied().unwrap_or_else(|| {
             self.free.pop().unwrap_or_else(|| {
@@ -56,7 +56,7 @@ impl PodSlots {
         number
     }
 
-    /// Removes a pod. Its number must be in no set any more.
+    /// Removes a pod. The number must not be in any set.
     pub(super) fn remove(&mut self, key: &Key) {
         if let Some(number) = self.numbers.remove(key) {
             self.pods[number] = None;
@@ -69,7 +69,7 @@ impl PodSlots {
         self.numbers.keys()
     }
 
-    /// Returns the pods of a namespace with their numbers.
+    /// Returns a namespace's pods and the numbers of the pods.
     pub(super) fn of_namespace<'a>(
         &'a self,
         namespace: &'a str,

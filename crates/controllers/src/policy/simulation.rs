@@ -6,8 +6,9 @@
 //! ```
 //!
 //! - A pod is on one network. It has one of ten roles and one of twenty namespaces, half of which have the label `tenant`.
-//! - A policy selects a role of its namespace on one network. Its peers are a role of all namespaces, or a tenant.
-//! - An agent watches the sets of the policies that select a pod of its node.
+//! - A policy selects one role in the policy's namespace on one network. Peers are a role in all namespaces, or a
+//!   tenant.
+//! - An agent watches the sets for policies that select a pod on the agent's node.
 //!
 //! The figures are in `docs/scale.md`.
 

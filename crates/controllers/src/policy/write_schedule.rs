@@ -74,7 +74,7 @@ impl WriteSchedule {
         }
     }
 
-    /// Starts the next write that is due. The result is the set and the time of its first change.
+    /// Starts the next write that is due. The result is the set and the time of the first change.
     pub(super) fn start(&mut self, now: Instant) -> Option<(Key, Instant)> {
         if self.running >= WRITES_MAX || self.due.first().is_none_or(|(start, _)| *start > now) {
             return None;

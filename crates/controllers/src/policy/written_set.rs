@@ -17,11 +17,11 @@ pub(super) type SpecDigest = [u8; 32];
 pub(super) struct WrittenSet {
     /// Uid of the object.
     pub(super) uid: String,
-    /// Digest of its spec; none if the spec is not readable.
+    /// Digest of the spec; none if the spec is not readable.
     pub(super) digest: Option<SpecDigest>,
 }
 
-/// PolicyAddressSet as the API returns it. Only the digest of its spec is kept while a page of objects is read.
+/// PolicyAddressSet as the API returns it. Only a digest of the spec is kept while a page of objects is read.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct WrittenSetObject {
     metadata: ObjectMeta,
@@ -29,7 +29,7 @@ pub(super) struct WrittenSetObject {
     digest: Option<SpecDigest>,
 }
 
-/// Returns the digest of a spec, and its size in bytes.
+/// Returns a spec's digest and size in bytes.
 pub(super) fn digest_and_size(spec: &PolicyAddressSetSpec) -> (Option<SpecDigest>, usize) {
     let text = serde_json::to_vec(spec).unwrap_or_default();
     (Sha512::digest(&text).first_chunk::<32>().copied().filter(|_| !text.is_empty()), text.len())

@@ -1,12 +1,11 @@
-//! Desired endpoints for a Service: its pods' addresses on the selected networks, grouped by family and
-//! ports.
+//! Desired endpoints for a Service: the pod addresses on the selected networks, grouped by family and ports.
 //!
 //! Kubernetes' own controller has the same rules where it has any:
 //! - An address is `serving` while its pod is ready, and `terminating` while the pod is being deleted. It is
 //!   `ready` if it serves and does not terminate, or if the Service publishes addresses that are not ready.
 //! - A named target port is resolved for each pod. Pods with different numbers are in different groups. A pod
 //!   without the port is listed without it.
-//! - A pod whose `subdomain` is the Service gets its `hostname`, a DNS name of its own.
+//! - If a pod's `subdomain` is the Service, the endpoint gets the pod's `hostname`, which is a separate DNS name.
 //! - An invalid request, or one for a Service whose endpoints Kubernetes publishes itself, is refused with
 //!   the key, the value and the next step. Nothing is published then.
 //!
@@ -50,7 +49,7 @@ pub(crate) struct Group {
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// Why a Service has no endpoints, for its owner.
+/// Why a Service has no endpoints, for the Service's owner.
 #[derive(Debug, Error)]
 pub(crate) enum ServiceError {
     /// The Service has the type ExternalName.
@@ -112,8 +111,8 @@ pub(crate) enum ServiceError {
     TooManyLabels,
 }
 
-/// Returns the desired endpoints for a Service, among the pods in its namespace. `room` is the number of endpoints that the
-/// namespace has left.
+/// Returns the desired endpoints for a Service, among the pods in the same namespace. `room` is the number of endpoints
+/// that the namespace has left.
 ///
 /// # Errors
 /// Why the request is refused.

@@ -24,8 +24,8 @@ use kube_support::resources::{Container, Reduced, all_named_ports};
 
 /// Annotation on a Service: networks whose addresses are published, as in multus-service.
 pub(crate) const SERVICE_NETWORK: &str = "k8s.v1.cni.cncf.io/service-network";
-/// Annotation on a Service: its pods' labels. With `spec.selector` Kubernetes would publish the default
-/// network's addresses.
+/// Annotation on a Service with the pod labels. With `spec.selector` Kubernetes would publish the default network's
+/// addresses.
 pub(crate) const SERVICE_SELECTOR: &str = "weft.dev/service-selector";
 /// Label on a slice: the Service's name.
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";

@@ -1,7 +1,6 @@
 //! Difference between a Service's slices and the desired ones: the fewest writes that remove it.
 //!
-//! - An address stays in its slice. A new one goes into a slice that is written anyway, else into one with
-//!   room.
+//! - An address stays in the same slice. A new one goes into a slice that is written anyway, else into one with room.
 //! - A slice has at most 100 addresses, so that when one pod changes, every watcher gets a small update.
 //! - Slices that are empty, have other ports, or belong to a Service without a request are deleted.
 //! - Fields that an old API server drops are not a difference.
@@ -69,7 +68,7 @@ pub(crate) fn slice_changes(
     changes
 }
 
-/// Existing slice and its desired endpoints.
+/// Existing slice and the desired endpoints in it.
 struct Filled<'a> {
     slice: &'a Slice,
     endpoints: Vec<Endpoint>,
@@ -144,7 +143,7 @@ fn own_labels(service: &Service) -> [(String, String); 3] {
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
 }
 
-/// Returns the owner reference: the garbage collector deletes the slice with its Service.
+/// Returns the owner reference: the garbage collector deletes the slice with the Service.
 fn owner(service: &Service) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),

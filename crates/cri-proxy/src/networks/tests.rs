@@ -1,5 +1,5 @@
 //! Tests for network writers that are cancelled or fail, and for files that are unreadable or too large. Each test has
-//! its own directory and plugin program.
+//! a separate directory and plugin program.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

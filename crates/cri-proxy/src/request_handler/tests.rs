@@ -1,4 +1,4 @@
-//! Tests for requests that the proxy relays to an agent; the test agent listens on its own socket.
+//! Tests for requests that the proxy relays to an agent; the test agent listens on a separate socket.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Converts an API network into the CNI configuration list that is executed, and a list on disk into an API message.
 //!
 //! A value that is valid JSON stays exactly as it was written; any other text becomes a string. Lists on disk are
-//! executed from the bytes in the file, so their message is only a view.
+//! executed from the bytes in the file, so the message is only a view.
 //!
 //! Source: `proto/podnetwork.proto`; CNI SPEC 1.1.0, section 1.
 
@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::{CniConfig, CniPlugin, NetworkConfig};
 
-/// Plugin keys that `parameters` must not contain, because the message has its own field for them or the runtime sets
+/// Plugin keys that `parameters` must not contain, because the message has separate fields for them or the runtime sets
 /// them.
 pub(crate) const RESERVED: &[&str] = &[
     "type",

@@ -1,6 +1,6 @@
 //! Compares the message types with `proto/podnetwork.proto`, from which clients are generated.
 //!
-//! Each .proto message is filled from its descriptor: every field gets a value that a field with another type would not
+//! Each .proto message is filled from the descriptor: every field gets a value that a field with another type would not
 //! keep. The Rust type then decodes it, and must show the same names and values in the same order and encode the same
 //! bytes. A wrong number, name or type, a missing field and an extra field are therefore all detected.
 
@@ -52,7 +52,7 @@ fn pool() -> DescriptorPool {
     DescriptorPool::from_file_descriptor_set(files).expect("its messages are whole")
 }
 
-/// Returns a value that is unique to the field and its type.
+/// Returns a value that is unique to the field and type.
 fn value(field: &FieldDescriptor) -> Value {
     if field.is_map() {
         let text = |word: &str| format!("{word} of {}", field.name());

@@ -92,7 +92,7 @@ impl Record {
 
 /// Attempts to extend a lease since it was last extended.
 struct Attempts {
-    /// Kind of the last action, and the pauses between its messages.
+    /// Kind of the last action, and the pauses between messages.
     series: Option<(std::mem::Discriminant<Due>, Waits)>,
     longest: Duration,
 }

@@ -2,7 +2,7 @@
 //!
 //! - The client gets an answer within a timeout, no matter how slow the servers are. Leases that remain are released
 //!   afterwards, and errors are logged.
-//! - An attachment that is added again meanwhile keeps its leases, and one that is being added is left alone.
+//! - An attachment that is added again meanwhile keeps the leases, and one that is being added is left alone.
 //! - If the daemon is killed, the remaining leases are still on disk, and the next GC finds them.
 
 use std::sync::{Arc, mpsc};

@@ -1,4 +1,4 @@
-//! A lease in memory, and the signal that wakes its thread.
+//! A lease in memory, and the signal that wakes the lease thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

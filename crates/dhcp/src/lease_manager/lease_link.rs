@@ -19,7 +19,7 @@ use crate::v6::identity::Identity as Identity6;
 /// Maximum length of a client identity in bytes, without the type byte.
 const IDENTITY_MAX: usize = 254;
 
-/// Link that uses a lease, together with its namespace.
+/// Link that uses a lease, and the namespace.
 pub(super) struct LeaseLink {
     pub(super) netns: Netns,
     pub(super) link: Link,
@@ -79,7 +79,7 @@ impl LeaseManager {
     }
 }
 
-/// Reads a link that has just been set up, then its other end or parent in another namespace, and the bridge there.
+/// Reads a link that has just been set up, then the other end or parent in another namespace, and the bridge there.
 ///
 /// Since Linux 6.8, reading a link makes the kernel process a carrier change at once. Until then, the kernel drops what
 /// the link sends; so does a bridge whose port is the other end, and a bridge without another port. The first message

@@ -80,7 +80,7 @@ impl Takeover {
 }
 
 impl LeaseManager {
-    /// Finds attachments that another daemon on this socket served, and starts to take over their leases.
+    /// Finds attachments that another daemon on this socket served, and starts to take over the leases.
     pub fn take_over(self: &Arc<Self>, directories: &[PathBuf], socket: &Path) {
         let is_known = |owner: &Owner| self.find(owner, Family::Ipv4).is_some();
         let found = orphans::find(directories, &self.settings.host_prefix, socket, &is_known);

@@ -73,7 +73,7 @@ pub struct Client<'a> {
     pub options: &'a Options,
     /// Timeouts.
     pub timing: Timing,
-    /// Whether servers should broadcast their answers.
+    /// Whether servers should broadcast answers.
     pub broadcast: bool,
 }
 
@@ -428,7 +428,7 @@ pub fn pause(until: Instant, is_over: &dyn Fn() -> bool) {
     }
 }
 
-/// Returns an unpredictable number; the standard library seeds its hashes with system randomness.
+/// Returns an unpredictable number; the standard library seeds hashes with system randomness.
 pub fn random() -> u32 {
     (std::collections::hash_map::RandomState::new().build_hasher().finish() >> 16) as u32
 }

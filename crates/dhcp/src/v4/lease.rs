@@ -73,7 +73,7 @@ impl Lease {
         Ok(Lease { address, server, renewal, rebinding, expiry, ack })
     }
 
-    /// Returns the CNI result; its routes have the metric `priority`.
+    /// Returns the CNI result, whose routes have the metric `priority`.
     pub fn result(&self, priority: Option<u32>) -> Success {
         let gateway = self.gateway().map(IpAddr::V4);
         let mut routes = self.routes();

@@ -1,9 +1,10 @@
 //! DHCPv4 message codec.
 //!
-//! - Input is untrusted. A message is invalid if it is too short, has no cookie, or has an option that exceeds its end.
+//! - Input is untrusted. A message is invalid if it is too short, has no cookie, or has an option that reaches beyond
+//!   the end.
 //! - Split options are joined (RFC 3396). Options in the file and server name fields are read, too (RFC 2131 §4.1,
 //!   option 52).
-//! - A decoded message is never larger than its datagram.
+//! - A decoded message is never larger than the datagram.
 //!
 //! No library is used: the well-maintained ones depend on a resolver and on Unicode tables, which are several times
 //! larger than this program.
@@ -65,7 +66,7 @@ pub struct Message {
 // === impl Message ===
 
 impl Message {
-    /// Builds a client message whose only option is its type.
+    /// Builds a client message that has only the type option.
     pub fn new(kind: Kind, transaction: u32, hardware: [u8; 6]) -> Message {
         let none = Ipv4Addr::UNSPECIFIED;
         let options = vec![(option::MESSAGE_TYPE, vec![kind as u8])];

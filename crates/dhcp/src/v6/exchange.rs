@@ -63,7 +63,7 @@ pub struct Client<'a> {
     pub timing: Timing,
 }
 
-/// Whether an address still belongs on its link.
+/// Whether an address still belongs on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confirmation {
     /// A server confirms it.

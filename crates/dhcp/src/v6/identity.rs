@@ -1,4 +1,4 @@
-//! Client identity: each container has a DUID, and each of its interfaces in a network has an IAID.
+//! Client identity: each container has a DUID, and each interface in a network has an IAID.
 //!
 //! Both are derived only from the attachment's names, so that a repeated ADD and a restarted daemon request the same
 //! lease. The container id is hashed, because it may be longer than a DUID allows.

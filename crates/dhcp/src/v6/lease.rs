@@ -1,7 +1,7 @@
 //! DHCPv6 lease: what a server granted in a REPLY, and the CNI result for the container.
 //!
 //! - Nothing in the REPLY is trusted.
-//! - An address is rejected if its valid lifetime is 0, or shorter than its preferred lifetime.
+//! - An address is rejected if its valid lifetime is 0, or shorter than the preferred lifetime.
 //! - Times have a minimum, so that no server can make the client send all the time. If the server leaves T1 and T2 to
 //!   the client, they are 0.5 and 0.8 times the preferred lifetime.
 //! - DNS names are validated.
@@ -105,7 +105,7 @@ pub fn is_granted(address: &Address) -> bool {
     *valid > 0 && preferred <= valid && status.code == Code::Success && is_usable(*address)
 }
 
-/// Whether a host can use the address beyond its link.
+/// Whether a host can use the address beyond the link.
 fn is_usable(address: Ipv6Addr) -> bool {
     let is_special = address.is_unspecified() || address.is_loopback() || address.is_multicast();
     !address.is_unicast_link_local() && !is_special && address.to_ipv4_mapped().is_none()

@@ -27,7 +27,7 @@ use crate::v4::exchange::POLL;
 
 /// Timeout for duplicate address detection. The kernel delays it by up to a second and then waits for another second.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout for a router advertisement. The kernel repeats its solicitation after four seconds, and a router answers
+/// Timeout for a router advertisement. The kernel repeats the solicitation after four seconds, and a router answers
 /// within half a second.
 const ROUTER_TIMEOUT: Duration = Duration::from_secs(5);
 

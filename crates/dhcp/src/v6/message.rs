@@ -1,8 +1,8 @@
 //! DHCPv6 message codec, including nested options.
 //!
-//! - Input is untrusted. A message is invalid if it is too short or has an option that exceeds its end; an association
-//!   is invalid if it cannot be decoded completely.
-//! - A decoded message is never larger than its datagram.
+//! - Input is untrusted. A message is invalid if it is too short or has an option that reaches beyond the end; an
+//!   association is invalid if it cannot be decoded completely.
+//! - A decoded message is never larger than the datagram.
 //! - Status text from a server is truncated, and has no control characters.
 //!
 //! No library is used, for the same reason as for DHCPv4: they depend on a resolver and on Unicode tables.
@@ -27,7 +27,7 @@ pub enum Kind {
     Advertise = 2,
     /// The client requests the offered address.
     Request = 3,
-    /// The client asks whether its address still belongs on the link.
+    /// The client asks whether an address still belongs on the link.
     Confirm = 4,
     /// The client asks the lease's own server to extend the lease.
     Renew = 5,

@@ -63,7 +63,7 @@ impl Pace {
         self.at_most(timing.timeout).at_most(timing.resend_max)
     }
 
-    /// Starts an exchange now, and returns its waits.
+    /// Starts an exchange now, and returns the waits.
     pub fn begin(self) -> Waits {
         Waits { pace: self, last: None, sent: 0, since: Instant::now() }
     }

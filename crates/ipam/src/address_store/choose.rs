@@ -1,8 +1,8 @@
 //! Chooses the next address in the store, and counts what decides whether a block is needed.
 //!
-//! An address can be allocated if its slot is free, its quarantine is over and its block is open. Among
-//! those, the one that has been free longest is chosen. Hints skip full pages; a hint left behind by a killed
-//! call hides a free address only while another one is free.
+//! An address can be allocated if the slot is free, the quarantine is over and the block is open. Among those, the one
+//! that has been free longest is chosen. Hints skip full pages; a hint left behind by a killed call hides a free
+//! address only while another one is free.
 
 use std::net::IpAddr;
 
@@ -117,13 +117,13 @@ impl AddressStore {
         !self.seems_held(block.page) && self.slots(block.page).all(|(_, what)| is_idle(what))
     }
 
-    /// Whether an address in a block is held, or its state is unknown.
+    /// Whether an address in a block is held, or in an unknown state.
     pub fn is_held(&self, block: &Block) -> bool {
         let is_held = |what| matches!(what, Slot::Held { .. } | Slot::Unknown);
         self.seems_held(block.page) || self.slots(block.page).any(|(_, what)| is_held(what))
     }
 
-    /// Returns how many addresses in a block are held according to their hints: an upper bound.
+    /// Returns how many addresses in a block are held according to the hints: an upper bound.
     pub fn held_count(&self, block: &Block) -> u64 {
         let hints = self.hints(block.page);
         (hints.len() / HINT - hints::positions(hints, hints::FREE).count()) as u64
@@ -153,7 +153,7 @@ impl AddressStore {
         (0..self.pages()).filter(|page| self.net(*page).is_some() && self.image.has_free_hint(*page))
     }
 
-    /// Returns the slots in a page that are free according to their hints.
+    /// Returns the slots in a page that are free according to the hints.
     fn slots_without_hint(&self, page: usize) -> impl Iterator<Item = (usize, Slot)> {
         hints::positions(self.hints(page), hints::FREE).filter_map(move |slot| {
             Some((slot, super::format::slot_in(self.image.slots(page)?.get(slot * SLOT..)?)))

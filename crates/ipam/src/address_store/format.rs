@@ -133,7 +133,7 @@ pub(super) fn slot_in(bytes: &[u8]) -> Slot {
     }
 }
 
-/// Returns the mark that an attempt to restore a reserved address left in its slot; `None` if there is none.
+/// Returns the mark that an attempt to restore a reserved address left in the slot; `None` if there is none.
 pub(super) fn restore_mark_in(bytes: &[u8]) -> Option<u64> {
     Some(word(&bytes[8..])).filter(|mark| bytes[STATE] == RESERVED && *mark != 0)
 }

@@ -1,8 +1,7 @@
 //! Owner hints: two bytes for each slot, 0 for a free address, else a hash over the owner.
 //!
-//! A search for an owner reads only slots with the owner's hint: one false hit among 65,000 slots on average.
-//! Four hints are compared in one 64-bit word, because `weft-cni` is optimized for size and its loops are not
-//! vectorized.
+//! A search for an owner reads only slots with the owner's hint: one false hit among 65,000 slots on average. Four
+//! hints are compared in one 64-bit word, because `weft-cni` is optimized for size and loops are not vectorized.
 
 use super::OwnerTag;
 

@@ -42,7 +42,7 @@ pub(super) struct Image {
     hints: Vec<Part>,
     /// Slots in each page.
     slots: Vec<Part>,
-    /// Whether a page has a free hint; `None` until its hints are scanned and after one changes.
+    /// Whether a page has a free hint; `None` until the hints are scanned and after one changes.
     free_hints: Vec<Cell<Option<bool>>>,
     /// Whether the hints were scanned before.
     scanned: Cell<bool>,
@@ -202,7 +202,7 @@ impl Image {
         self.read_error.get().map(String::as_str)
     }
 
-    /// Adds an empty group and returns the range of its bytes, which must be zero in the file.
+    /// Adds an empty group and returns the byte range, which must be zero in the file.
     pub(super) fn add_group(&mut self) -> std::ops::Range<usize> {
         let from = (self.groups() * GROUP).max(PREFACE);
         self.heads.resize(self.heads.len() + GROUP_PAGES * HEAD, 0);

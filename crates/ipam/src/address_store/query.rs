@@ -112,7 +112,7 @@ impl AddressStore {
         })
     }
 
-    /// Returns every slot for an address: the store may have several leases for its block.
+    /// Returns every slot for an address: the store may have several leases for the block.
     pub fn find_all(&self, ip: IpAddr) -> impl Iterator<Item = (Block, SlotId)> {
         self.blocks().filter_map(move |block| {
             let slot = usize::try_from(offset_of(block.net, ip)?).ok()?;
@@ -121,13 +121,13 @@ impl AddressStore {
         })
     }
 
-    /// Returns the slot in which an address is held, or its state is unknown.
+    /// Returns the slot in which an address is held, or the state is unknown.
     pub fn find_held(&self, ip: IpAddr) -> Option<SlotId> {
         let mut slots = self.find_all(ip).map(|(_, id)| id);
         slots.find(|id| matches!(self.slot(*id), Slot::Held { .. } | Slot::Unknown))
     }
 
-    /// Returns every held address: its slot, since when in milliseconds since 1970, and its owner.
+    /// Returns every held address: slot, since when in milliseconds since 1970, and owner.
     pub fn held(&self) -> impl Iterator<Item = (SlotId, u64, OwnerTag)> {
         (0..self.pages()).flat_map(|page| {
             self.slots(page).filter_map(move |(slot, what)| match what {

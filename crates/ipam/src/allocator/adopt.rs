@@ -1,5 +1,5 @@
-//! Objects that this node leases and its store does not contain: the answer to an earlier request, or the
-//! disk, was lost.
+//! Objects that this node leases and the store does not contain: the answer to an earlier request, or the disk, was
+//! lost.
 
 use std::collections::HashSet;
 

@@ -31,7 +31,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         self.prefetch_block(context).await.map(|object| object.block_lease())
     }
 
-    /// Leases a block before it is needed. [`BlockAllocator::use_prefetched`] takes its object into use.
+    /// Leases a block before it is needed. [`BlockAllocator::use_prefetched`] takes the object into use.
     ///
     /// # Errors
     /// No block is available, or the registry failed.
@@ -86,8 +86,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
     /// Reserves the single addresses inside this node's new block before the block is used. If the pool has
     /// changed, the block is released.
     ///
-    /// An address that the store holds since an earlier lease is not reserved: its own request may be about
-    /// to ask for it.
+    /// An address that the store holds since an earlier lease is not reserved: a separate request may be about to ask
+    /// for it.
     pub(crate) async fn with_reserved(
         &self,
         mut object: IpBlock,
@@ -125,8 +125,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Ok(object)
     }
 
-    /// Confirms that this node leases a block and returns its new lease; `None` if it was changed
-    /// concurrently.
+    /// Confirms that this node leases a block and returns the new lease; `None` if it was changed concurrently.
     ///
     /// The change makes every reclaim fail that read the object before.
     ///

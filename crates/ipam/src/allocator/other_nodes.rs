@@ -290,8 +290,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         })
     }
 
-    /// Removes requests that are needed no longer. One that remains makes its node give up an address in
-    /// vain.
+    /// Removes requests that are no longer needed. One that remains makes the node give up an address in vain.
     async fn withdraw(&self, waiting: Waiting) {
         let requests: Vec<_> = waiting.posted.into_iter().chain(waiting.slow).collect();
         if !requests.is_empty() {

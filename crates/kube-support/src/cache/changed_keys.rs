@@ -1,4 +1,4 @@
-//! Keys whose objects changed in a cache, for consumers that handle each object on its own.
+//! Keys whose objects changed in a cache, for consumers that handle objects separately.
 //!
 //! Keys are collected until the consumer takes them. If there are too many, the consumer handles all objects
 //! instead.

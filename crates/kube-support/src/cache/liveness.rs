@@ -1,7 +1,7 @@
-//! Knowledge of whether a cache is current: what its list and its watch received, and when.
+//! Tells whether a cache is current: what list and watch received, and when.
 //!
-//! - A cache is current from its complete list on, until its list or watch fails. A new watch makes it
-//!   current again when the API server begins its response. A list that is not complete changes nothing.
+//! - A cache is current once the list is complete, until list or watch fails. A new watch makes it current again when
+//!   the API server begins the response. A list that is not complete changes nothing.
 //! - The API server's responses are observed below the watch, which reports objects only: an accepted watch
 //!   is silent until an object changes, and a list until it is complete.
 
@@ -48,7 +48,7 @@ enum Phase {
     None,
     /// It was sent at this time.
     Sent(Instant),
-    /// The response began; when its last data arrived, and how many bytes so far.
+    /// The response began; when the last data arrived, and how many bytes so far.
     Receiving(Instant, usize),
 }
 
@@ -135,7 +135,7 @@ impl Liveness {
         self.state().failing.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Returns the time since the cache was current: if it never was, since its first list began.
+    /// Returns the time since the cache was current, or since the first list began if it never was.
     pub(super) fn time_without_data(&self) -> Duration {
         let state = self.state();
         let since = if state.is_synced { state.failing } else { Some(state.began) };

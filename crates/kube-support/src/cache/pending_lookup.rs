@@ -1,8 +1,7 @@
 //! Lookup or write for one object, concurrent with the cache's watch.
 //!
-//! If the watch reports the object meanwhile, the response is dropped: an older response would restore a
-//! deleted object, and the watch is about to report a newer one. A lookup is recorded only until its response
-//! arrives.
+//! If the watch reports the object meanwhile, the response is dropped: an older response would restore a deleted
+//! object, and the watch is about to report a newer one. A lookup is recorded only until the response arrives.
 
 use std::sync::Arc;
 

@@ -1,14 +1,12 @@
 //! Connections to the API server, and the deadlines for what arrives over them.
 //!
-//! - Watches have HTTP/2 connections of their own. The client pings the server over them, so a connection
-//!   that no longer carries data ends even if a proxy or a load balancer keeps it open. Other requests use
-//!   HTTP/1.1.
+//! - Watches have separate HTTP/2 connections. The client pings the server over them, so a connection that no longer
+//!   carries data ends even if a proxy or a load balancer keeps it open. Other requests use HTTP/1.1.
 //! - A server without HTTP/2, or a network that drops packets, is noticed by TCP: keepalive probes, and a
 //!   limit for data that is not acknowledged.
-//! - A body that is not a watch's must progress, and end. A watch may be silent for as long as its connection
-//!   lives.
-//! - If a server is overloaded (429, 503, 504), it is asked again twice, within a second. Its answer then
-//!   reaches the caller.
+//! - A body that is not a watch's must progress, and end. A watch may be silent for as long as the connection lives.
+//! - If a server is overloaded (429, 503, 504), it is asked again twice, within a second. The last answer then reaches
+//!   the caller.
 //!
 //! Source: client-go `rest/transport` (`ReadIdleTimeout` 30 s, `PingTimeout` 15 s); tcp(7), `TCP_KEEPIDLE`
 //! and `TCP_USER_TIMEOUT`; RFC 9113, section 6.7.
@@ -42,10 +40,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 const IDLE: (usize, Duration) = (2, Duration::from_secs(20));
 /// Number of HTTP/2 connections that watches share. A server may allow 100 streams on each.
 const WATCH_CONNECTIONS: usize = 4;
-/// Silence after which a watch connection is pinged, and the time to answer. A dead one ends within their
-/// sum.
+/// Silence after which a watch connection is pinged, and the time to answer. A dead one ends within the sum of both.
 const PING: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(15));
-/// Silence after which TCP probes a connection, the interval between probes, and their number.
+/// Silence after which TCP probes a connection, the interval between probes, and how many there are.
 const PROBES: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
 /// Time for which sent data may stay without acknowledgement.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
@@ -210,7 +207,7 @@ impl Service<Request<Body>> for Connections {
 }
 
 impl Connections {
-    /// Returns the connection for a watch: each path has its own.
+    /// Returns the connection for a watch: each path has a separate one.
     fn of_watch(&self, uri: &Uri) -> &HttpClient<Connector, Body> {
         let mut hasher = DefaultHasher::new();
         uri.path().hash(&mut hasher);

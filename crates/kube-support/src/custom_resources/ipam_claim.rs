@@ -1,4 +1,4 @@
-//! IPAMClaim: addresses on an interface that outlive its pod, from the multi-network specification 1.3.
+//! IPAMClaim: addresses on an interface that outlive the pod, from the multi-network specification 1.3.
 //!
 //! Source: k8snetworkplumbingwg/ipamclaims v1alpha1.
 

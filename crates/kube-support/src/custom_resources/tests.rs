@@ -1,4 +1,4 @@
-//! Tests of the generated definitions and of the readers of their objects.
+//! Tests of the generated definitions and of the readers of such objects.
 
 use serde_json::{Value, json};
 

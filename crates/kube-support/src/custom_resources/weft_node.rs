@@ -1,5 +1,4 @@
-//! WeftNode: what the node agent reports about its node, which `weft status` and `kubectl get weftnodes`
-//! show.
+//! WeftNode: the node agent's report about the node, which `weft status` and `kubectl get weftnodes` show.
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -1,7 +1,7 @@
 //! Formats for the metrics page: OpenMetrics, or Prometheus's text format, as the client accepts.
 //!
-//! Both have the same samples. In the text format a counter family has the same name as its samples
-//! (`…_total`), in OpenMetrics the name without `_total`; an OpenMetrics page ends with `# EOF`.
+//! Both have the same samples. In the text format a counter family has the same name as the samples (`…_total`), in
+//! OpenMetrics the name without `_total`; an OpenMetrics page ends with `# EOF`.
 //!
 //! Source: OpenMetrics 1.0.0; Prometheus, "Exposition formats"; RFC 9110, section 12.5.1.
 

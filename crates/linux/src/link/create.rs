@@ -306,7 +306,7 @@ impl NewKind<'_> {
         }
     }
 
-    /// Returns the kernel option that a variant of the kind needs beside its module.
+    /// Returns the kernel option that a variant of the kind needs beside the module.
     pub(crate) fn option(&self) -> Option<&'static str> {
         matches!(self, NewKind::Bridge { vlan_filtering: true }).then_some("CONFIG_BRIDGE_VLAN_FILTERING")
     }

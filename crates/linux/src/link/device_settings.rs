@@ -1,8 +1,8 @@
 //! Interface settings that survive a move to another namespace: broadcast address, link mode, sizes of aggregated
 //! packets, XDP programs.
 //!
-//! When an interface changes its namespace, the kernel removes queueing disciplines, filters, neighbours and addresses,
-//! but leaves these settings. They must therefore be reset explicitly.
+//! When an interface moves to another namespace, the kernel removes queueing disciplines, filters, neighbours and
+//! addresses, but leaves these settings. They must therefore be reset explicitly.
 //!
 //! Source: kernel `include/uapi/linux/if_link.h`, `net/core/rtnetlink.c` (`do_setlink`, `rtnl_xdp_fill`),
 //! `net/core/dev.c` (`__dev_change_net_namespace`).
@@ -23,7 +23,7 @@ pub(super) const XDP: u16 = 43;
 const XDP_DESCRIPTOR: u16 = 1;
 /// `IFLA_XDP_FLAGS`
 const XDP_FLAGS: u16 = 3;
-/// `IFLA_XDP_DRV_PROG_ID`, `IFLA_XDP_SKB_PROG_ID`, `IFLA_XDP_HW_PROG_ID`, each with its `XDP_FLAGS_…_MODE`.
+/// `IFLA_XDP_DRV_PROG_ID`, `IFLA_XDP_SKB_PROG_ID`, `IFLA_XDP_HW_PROG_ID`, each with the `XDP_FLAGS_…_MODE`.
 const XDP_MODES: [(u16, u32); 3] = [(5, 4), (6, 2), (7, 8)];
 
 /// Interface settings; empty or zero means unknown.

@@ -111,7 +111,7 @@ fn were_announced(announcements: &Watch, child: &mut Child, indexes: &[u32]) -> 
     }
 }
 
-/// Runs in the child: sends the request on the socket that is its standard input, and waits for the grace period.
+/// Runs in the child: sends the request on the socket that is standard input, and waits for the grace period.
 ///
 /// # Errors
 /// An argument is not an index, or the socket does not accept the request.

@@ -1,5 +1,5 @@
-//! Saves and restores what an interface loses when it moves to another namespace or routing table: its addresses, and
-//! the routes that were added to it. The kernel creates its own routes again.
+//! Saves and restores what an interface loses when it moves to another namespace or routing table: addresses, and
+//! routes that were added. The kernel itself creates the subnet routes again.
 //!
 //! Source: kernel `net/core/dev.c` (`__dev_change_net_namespace` closes the device), `drivers/net/vrf.c`
 //! (`cycle_netdev`), `net/ipv6/addrconf.c` (`addrconf_ifdown`).
@@ -23,7 +23,7 @@ pub struct LinkSnapshot {
 }
 
 impl LinkSnapshot {
-    /// Saves the addresses on `link`, and its routes in `table`.
+    /// Saves the addresses on `link`, and the routes in `table`.
     pub fn of(net: &mut Rtnl, link: &Link, table: u32) -> Result<LinkSnapshot, Error> {
         let addresses = net.addresses(link.index, &link.name)?;
         // The kernel generates link-local addresses itself. If it generates one again, it already exists on restore.
@@ -42,8 +42,8 @@ impl LinkSnapshot {
         self.restore_with(net, link, table, |_| Ok(false))
     }
 
-    /// Like [`LinkSnapshot::restore`], but waits for IPv6, which the kernel gets ready in its own time: IPv6 routes are
-    /// tried again after each of the `changes` in the namespace, for at most `timeout`.
+    /// Like [`LinkSnapshot::restore`], but waits for IPv6, which takes the kernel some time: IPv6 routes are tried
+    /// again after each of the `changes` in the namespace, for at most `timeout`.
     pub fn restore_within(
         &self,
         net: &mut Rtnl,

@@ -1,7 +1,7 @@
 //! Tap interfaces, whose other end is a program, for example a virtual machine.
 //!
 //! They can only be created through an ioctl on `/dev/net/tun` ([`device`]); everything else uses netlink. SELinux
-//! labels an interface with the context of the process that creates it, and a process can only change its context by
+//! labels an interface with the context of the process that creates it, and a process can only change context by
 //! executing a program. If a context is requested, the program `ip` therefore creates the interface.
 //!
 //! Source: ip-tuntap(8); kernel `Documentation/networking/tuntap.rst`, `drivers/net/tun.c` (`tun_validate`);

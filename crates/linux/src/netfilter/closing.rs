@@ -2,7 +2,7 @@
 //!
 //! A transaction takes effect as soon as it is committed. But a process that closes a netfilter socket, or ends with
 //! one open, waits about 10 to 20 ms until the kernel has freed what was removed in the namespace. A child process
-//! therefore inherits the sockets, this process closes its own copies, and the child closes the last ones:
+//! therefore inherits the sockets, this process closes the copies, and the child closes the last ones:
 //!
 //! ```text
 //!   weft-cni ─► weft-cni close-sockets ── stdin ends ──► end of the child: the kernel's grace period
@@ -39,7 +39,7 @@ pub fn close_sockets() {
     drop(child);
 }
 
-/// Runs in the child: waits until the parent has closed its sockets.
+/// Runs in the child: waits until the parent has closed all sockets.
 ///
 /// # Errors
 /// Standard input cannot be read.

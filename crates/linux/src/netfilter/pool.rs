@@ -1,12 +1,12 @@
 //! Keeps this process's nfnetlink sockets open, so that they can be reused.
 //!
 //! Closing such a socket waits until the kernel has freed objects removed from any table. This grace period of 20 ms
-//! would come on top of the one for removing a link, so the process closes its sockets only at its end. The number of
-//! descriptors is still bounded, even in a process that removes many attachments, such as a GC:
+//! would come on top of the one for removing a link, so the process closes the sockets only when it exits. The number
+//! of descriptors is still bounded, even in a process that removes many attachments, such as a GC:
 //!
 //! - A socket that is not in use serves the next user in the same namespace.
 //! - At most [`IDLE_MAX`] unused sockets stay open. Beyond that, all are closed at once, in one grace period.
-//! - An open socket keeps its namespace alive, so another namespace cannot get the same identity.
+//! - An open socket keeps the namespace alive, so another namespace cannot get the same identity.
 //!
 //! Source: kernel `net/netfilter/nf_tables_api.c` (`nft_rcv_nl_event`).
 
@@ -21,7 +21,7 @@ use crate::thread_netns;
 /// Maximum number of open sockets that are not in use.
 const IDLE_MAX: usize = 16;
 
-/// Sockets in this process, each with the device and inode of its namespace.
+/// Sockets in this process, each with the namespace's device and inode.
 static SOCKETS: Mutex<Vec<((u64, u64), PooledSocket)>> = Mutex::new(Vec::new());
 
 /// Whether this process has removed nf_tables objects, so that closing a socket has to wait.

@@ -107,7 +107,7 @@ impl Batch {
         self.push(table, NEW_TABLE, NLM_F_CREATE | NLM_F_EXCL, attributes, || format!("create table {table}"))
     }
 
-    /// `nft delete table inet weft`, together with its content.
+    /// `nft delete table inet weft`, with everything in it.
     pub fn delete_table(&mut self, table: Table<'_>) -> &mut Batch {
         let mut attributes = Attributes::new();
         attributes.text(TABLE_NAME, table.name);
@@ -130,7 +130,7 @@ impl Batch {
 
     /// `nft add chain inet weft postrouting '{ type nat hook postrouting priority 100; policy accept; }'`
     ///
-    /// An existing chain must have this hook, priority and type; its policy is changed.
+    /// An existing chain must have this hook, priority and type; the policy is changed.
     pub fn ensure_base_chain(&mut self, table: Table<'_>, chain: &str, base: BaseChain) -> &mut Batch {
         let BaseChain { chain_type, hook, priority, policy } = base;
         let mut attributes = chain_attributes(table, chain);
@@ -157,7 +157,7 @@ impl Batch {
         self.push(table, DELETE_CHAIN, 0, attributes, || format!("delete chain {table} {chain}"))
     }
 
-    /// Removes a chain and its rules if it exists; the table must exist.
+    /// Removes a chain and the rules in it, if it exists; the table must exist.
     ///
     /// `nft 'add chain inet weft web; flush chain inet weft web; delete chain inet weft web'`
     pub fn discard_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
@@ -217,7 +217,7 @@ impl Batch {
 
     /// `nft add element inet weft masq4 '{ 10.1.0.5 comment "default/web eth0" }'`
     ///
-    /// An existing element keeps its comment. If a map has the key with another value, the kernel refuses the batch
+    /// An existing element keeps the old comment. If a map has the key with another value, the kernel refuses the batch
     /// with [`crate::Kind::Exists`].
     pub fn add_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.elements(table, set, elements, NEW_ELEMENTS, NLM_F_CREATE)

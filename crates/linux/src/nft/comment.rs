@@ -8,7 +8,7 @@
 /// `NFTNL_UDATA_RULE_COMMENT`, `NFTNL_UDATA_SET_ELEM_COMMENT`.
 const COMMENT: u8 = 0;
 
-/// Maximum length in bytes that nft accepts when it reads its own output.
+/// Maximum length in bytes that nft accepts when it reads nft output.
 const LONGEST: usize = 128;
 
 /// Encodes a comment as user data. Characters that nft could not read back (quotes, control characters) become `_`, and

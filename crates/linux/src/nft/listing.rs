@@ -1,4 +1,4 @@
-//! Lists rules and elements; their comments tell which ones belong to weft.
+//! Lists rules and elements; comments tell which ones belong to weft.
 
 use super::comment;
 use super::set::{Data, Element, ListedElement};
@@ -77,7 +77,7 @@ pub struct ListedChain {
     pub table: String,
     /// Chain name.
     pub name: String,
-    /// Whether its policy is `drop`.
+    /// Whether the policy is `drop`.
     pub drops: bool,
 }
 
@@ -99,7 +99,7 @@ impl Counted {
 // === impl BaseChain ===
 
 impl BaseChain {
-    /// Reads a base chain from its attributes.
+    /// Reads a base chain from attributes.
     fn read(attributes: &Attributes) -> Option<BaseChain> {
         let number = |bytes: &[u8]| Some(u32::from_be_bytes(bytes.try_into().ok()?));
         let place = attributes.find(CHAIN_HOOK)?;
@@ -143,7 +143,7 @@ impl Nft {
         Ok(answers.iter().filter_map(table).collect())
     }
 
-    /// Whether a table exists and is dormant, so that its chains see no packet. `nft list table inet weft`
+    /// Whether a table exists and is dormant, so that chains in it see no packet. `nft list table inet weft`
     pub fn is_dormant(&mut self, table: Table<'_>) -> Result<bool, Error> {
         let mut attributes = Attributes::new();
         attributes.text(TABLE_NAME, table.name);
@@ -210,8 +210,8 @@ impl Nft {
         }
     }
 
-    /// Returns a base chain; `None` if there is none with this name, or if weft does not use its hook or type. `nft
-    /// list chain inet weft postrouting`
+    /// Returns a base chain; `None` if there is none with this name, or if weft does not use that hook or type.
+    /// `nft list chain inet weft postrouting`
     pub fn base_chain(&mut self, table: Table<'_>, chain: &str) -> Result<Option<BaseChain>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(CHAIN_TABLE, table.name).text(CHAIN_NAME, chain);
@@ -228,7 +228,7 @@ impl Nft {
 
     /// Lists a chain's rules, in order. `nft -a list chain inet weft web`
     ///
-    /// The list is empty if the chain or its table does not exist.
+    /// The list is empty if the chain or the table does not exist.
     pub fn rules(&mut self, table: Table<'_>, chain: &str) -> Result<Vec<ListedRule>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);

@@ -218,7 +218,7 @@ impl<'a> Set<'a> {
 
     /// Returns the user data that nft needs to print a set: without it, link names are shown as `""`.
     ///
-    /// A concatenation has no byte order, but each of its fields has one.
+    /// A concatenation has no byte order, but each field in it has one.
     pub(super) fn user_data(&self) -> Vec<u8> {
         let Set { name: _, key, data, intervals: _ } = self;
         let values = match data {
@@ -438,7 +438,7 @@ impl Data {
         self
     }
 
-    /// Returns a concatenation without its last field, which has the type `last`.
+    /// Returns a concatenation without the last field, which has the type `last`.
     #[must_use]
     pub fn without(&self, last: Type) -> Data {
         Data(self.0[..self.0.len().saturating_sub(last.padded())].to_vec())

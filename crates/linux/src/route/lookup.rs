@@ -1,4 +1,4 @@
-//! Looks up which route the kernel would take to an address, following its policy rules.
+//! Looks up which route the kernel would take to an address, following policy rules.
 //!
 //! Source: rtnetlink(7) RTM_GETROUTE without NLM_F_DUMP; ip-route(8), `ip route get`.
 
@@ -25,7 +25,7 @@ pub struct FoundRoute {
     pub link: u32,
     /// Next hop; `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
-    /// MTU for this route, if it has its own.
+    /// MTU for this route, if it has a separate one.
     pub mtu: Option<u32>,
     /// Routing table number.
     pub table: u32,

@@ -1,7 +1,7 @@
 //! Routes to one destination with several next hops.
 //!
 //! The kernel merges IPv6 routes with the same destination and metric into one multipath route. With two such IPv4
-//! routes it uses only one, and a route that replaces another removes its remaining next hops. Such routes are
+//! routes it uses only one, and a route that replaces another removes the other's remaining next hops. Such routes are
 //! therefore sent as one.
 //!
 //! Source: rtnetlink(7) RTA_MULTIPATH; ip-route(8) "nexthop".
@@ -18,7 +18,7 @@ const METRIC_V6: u32 = 1024;
 const HOPS_MAX: usize = 1024;
 
 /// Groups routes that are one route for the kernel, because they differ only in gateway and link. A route that repeats
-/// another one, with the same next hop, is left out. A route without a gateway forms its own group.
+/// another one, with the same next hop, is left out. A route without a gateway forms a separate group.
 pub(crate) fn groups(routes: &[Route]) -> Vec<Vec<Route>> {
     let mut groups: Vec<Vec<Route>> = Vec::new();
     let (mut known, mut open) = (HashSet::new(), HashMap::new());
@@ -48,7 +48,7 @@ fn metric(route: &Route) -> u32 {
     route.priority.filter(|priority| *priority != 0).unwrap_or(default)
 }
 
-/// Encodes the next hops for `RTA_MULTIPATH`: `struct rtnexthop`, each followed by its gateway.
+/// Encodes the next hops for `RTA_MULTIPATH`: `struct rtnexthop`, each followed by the gateway.
 pub(super) fn hops(routes: &[Route]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for route in routes {

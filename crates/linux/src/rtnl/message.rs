@@ -174,7 +174,7 @@ pub(crate) struct RouteFields {
     pub(crate) destination: u8,
     /// Source prefix length.
     pub(crate) source: u8,
-    /// Table, if its number fits.
+    /// Table, if the number fits.
     pub(crate) table: u8,
     /// Protocol number, which tells what created the object.
     pub(crate) protocol: u8,
@@ -213,7 +213,7 @@ impl NetlinkSerializable for Message {
 impl NetlinkDeserializable for Message {
     type Error = Infallible;
 
-    /// Reads a message; if it is too short for its fixed part, the fixed part is filled with zeros.
+    /// Reads a message; if it is too short for the fixed part, that part is filled with zeros.
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Message, Infallible> {
         let kind = header.message_type;
         let length = fixed_length(kind);

@@ -48,7 +48,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Returns where the address is in its family's header, in bytes.
+    /// Returns the byte offset of the address in the family's header.
     fn offset(self, address: IpAddr) -> usize {
         match (self, address) {
             (Side::Source, IpAddr::V4(_)) => 12,
@@ -160,7 +160,7 @@ fn keys(side: Side, subnet: IpNet) -> Vec<Key> {
     keys
 }
 
-/// Encodes `struct tc_u32_sel` with its keys.
+/// Encodes `struct tc_u32_sel` with the keys.
 fn selector(keys: &[Key]) -> Vec<u8> {
     let mut bytes = vec![0; 16];
     bytes[0] = TERMINAL;

@@ -106,7 +106,7 @@ impl Across {
         }
     }
 
-    /// Adds the networks on a KubeVirt machine, which KubeVirt writes into its pod's annotation.
+    /// Adds the networks on a KubeVirt machine, which KubeVirt writes into the pod's annotation.
     fn networks_of_machine(&mut self, located: &Located<crate::PodObject>, seen: &dyn Fn(usize) -> Seen) {
         let crate::PodObject { pod, kind } = &located.value;
         if !kind.starts_with("VirtualMachine") {
@@ -135,8 +135,7 @@ impl Across {
         self.findings.push((seen.file.clone(), finding));
     }
 
-    /// Returns the findings, each with its file. Without any definition nothing is known about the pods'
-    /// networks.
+    /// Returns the findings, each with the file. Without any definition nothing is known about the pods' networks.
     pub fn findings(mut self) -> Vec<(String, Finding)> {
         let policies = std::mem::take(&mut self.policies);
         for (seen, fault) in policies.faults(&self.places) {

@@ -83,7 +83,7 @@ fn reserved_names(
     }
 }
 
-/// Reports annotations that are on the workload instead of its pod template.
+/// Reports annotations that are on the workload instead of the pod template.
 fn misplaced(report: &mut Report<'_>, located: &Located<PodObject>) {
     if located.base.is_root() {
         return;

@@ -1,7 +1,7 @@
 //! Linter for a CNI configuration: a single plugin or a list, on disk or inside a definition.
 //!
-//! The checks go key by key, so that each fault has its position. Finally the same reader as for plans checks
-//! the whole configuration and reports anything these checks miss.
+//! The checks go key by key, so that each error has a position. Finally the same reader as for plans checks the whole
+//! configuration and reports anything these checks miss.
 
 use cni::name::NetworkName;
 use cni::network::Network;

@@ -152,8 +152,7 @@ impl Object<'_, '_> {
         }
     }
 
-    /// Reports keys that occur twice in one map. An entry that comes from a merge or an alias is older than
-    /// its map.
+    /// Reports keys that occur twice in one map. An entry that comes from a merge or an alias is older than the map.
     fn duplicates(&mut self, node: &Node, path: &KeyPath) {
         match &node.value {
             Value::List(items) => {

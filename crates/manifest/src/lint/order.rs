@@ -8,7 +8,7 @@ use npwg::refusal::{KeyPath, quote};
 use npwg::rule::Rule;
 
 impl Chain<'_, '_> {
-    /// Checks the plugins, each with its path.
+    /// Checks the plugins, each with the path.
     pub(super) fn order(&mut self, plugins: &[(KeyPath, &Value)]) {
         let named: Vec<(&KeyPath, &str)> = plugins
             .iter()

@@ -1,8 +1,8 @@
 //! The page `docs/lint.md`, which has a section with examples for each rule.
 //!
-//! The page is part of the program: `weft lint --explain` prints from it. A section begins with `### NAME`.
-//! Its text is followed by two fenced examples, the first of which breaks the rule. `tests/lint_page.rs`
-//! compares the page with [`Rule`] and checks that each example does what the page says.
+//! The page is part of the program: `weft lint --explain` prints from it. A section begins with `### NAME`. After the
+//! text come two fenced examples, the first of which breaks the rule. `tests/lint_page.rs` compares the page with
+//! [`Rule`] and checks that each example does what the page says.
 
 use npwg::rule::Rule;
 

@@ -1,4 +1,4 @@
-//! Plan of one pod from its definitions alone: finds a request that a definition cannot fulfil before the pod starts.
+//! Plans one pod from definitions alone: finds a request that a definition cannot fulfil before the pod starts.
 //!
 //! - The default network is the one that `weft explain` uses without a configuration.
 //! - Facts that only a node knows are not reported: allocated devices and networks on the node's disk.

@@ -161,7 +161,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Checks a known plugin's keys and those in its `ipam`.
+    /// Checks a known plugin's keys and those in `ipam`.
     fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let knowledge = self.knowledge;
         let plugin = plugins::canonical(name);
@@ -235,7 +235,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Checks the meta-plugin's configuration with its own reader.
+    /// Checks the meta-plugin's configuration with the meta-plugin's reader.
     fn meta_plugin(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let flavour = if name == "multus" { Flavour::Multus } else { Flavour::Weft };
         let text = Value::Object(map.clone()).to_string();

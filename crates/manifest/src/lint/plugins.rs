@@ -1,6 +1,6 @@
-//! The plugins that the linter knows, and their aliases.
+//! The plugins that the linter knows, and other names for them.
 //!
-//! Options and checks come from the crate `plugin-config`, with which the plugins read their configuration.
+//! Options and checks come from the crate `plugin-config`, with which the plugins read the configuration.
 
 use std::collections::BTreeMap;
 

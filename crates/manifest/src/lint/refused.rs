@@ -1,4 +1,4 @@
-//! Errors with which a built-in plugin's ADD refuses its configuration.
+//! Errors for which a built-in plugin's ADD refuses the configuration.
 //!
 //! The linter calls the function with which the plugin itself reads the configuration. After each error it
 //! leaves out the invalid value and reads again, so that it finds several errors at once.
@@ -89,7 +89,7 @@ impl Chain<'_, '_> {
 
 /// Where a key is that an error names.
 struct Place<'a> {
-    /// The part of its path that the configuration contains.
+    /// Part of the path that the configuration contains.
     path: KeyPath,
     /// The part that the configuration lacks.
     rest: &'a str,

@@ -109,8 +109,8 @@ fn converted_spec(before: &Json, after: &Json) -> Option<usize> {
 
 /// Returns an edit that converts a map under `config:` to a string.
 ///
-/// Most such maps are already written as JSON; their lines are kept. Otherwise the replacement is the
-/// formatted `json`. Inside brackets YAML has no block scalars, so the string becomes one quoted line.
+/// Most such maps are already written as JSON; those lines are kept. Otherwise the replacement is the formatted `json`.
+/// Inside brackets YAML has no block scalars, so the string becomes one quoted line.
 pub(super) fn config_as_text(source: &Source, object: &Node, map: &Node, json: &str) -> Edit {
     let end = end_of_line(source, end(source, map));
     let span = Span { start: map.span.start, end };
@@ -171,8 +171,8 @@ fn in_brackets(source: &Source, node: &Node) -> bool {
     source.slice(node.span).starts_with(['{', '['])
 }
 
-/// Returns where a node's own text ends. A map or list without brackets ends with its last value or, if that
-/// is empty, an alias or merged by `<<`, with the last line that is no comment.
+/// Returns where a node's own text ends. A map or list without brackets ends with the last value or, if that is empty,
+/// an alias or merged by `<<`, with the last line that is no comment.
 fn end(source: &Source, node: &Node) -> usize {
     let last = match &node.value {
         Value::Map(entries) => entries.last().map(|(_, node)| node),

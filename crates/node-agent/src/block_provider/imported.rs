@@ -5,8 +5,8 @@
 //!   IPBlocks of this node (watched) ─► address of the pod? ── no, and its name may recur ─► listed by the pod's label
 //! ```
 //!
-//! A pod of a ReplicaSet, DaemonSet or Job has a name that never recurs, so its address was imported on this node. Another pod of
-//! the same name, as of a StatefulSet, gets the address on any node.
+//! A pod of a ReplicaSet, DaemonSet or Job has a name that never recurs, so the address was imported on this node. A
+//! StatefulSet's pod gets the same name again, and so the address on any node.
 
 use std::sync::{Arc, Once};
 

@@ -1,4 +1,5 @@
-//! Refusals of a full pool: the nodes are not asked again at every attempt, and a node that has a free address again gives it up.
+//! Refusals when a pool is full: other nodes are not asked again at every attempt, and a node that has a free address
+//! again gives it up.
 //!
 //! ```text
 //!   node without an address ─► asks all nodes ─► all refuse ─► [`Refusal`]: not asked again for a while
@@ -6,7 +7,7 @@
 //! ```
 //!
 //! - What was given up is in the registry, where the next attempt of the first node finds it.
-//! - If the second node forgets the request, because its agent is restarted, the first one asks again after the pause.
+//! - If the second node forgets the request, because the agent is restarted, the first one asks again after the pause.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

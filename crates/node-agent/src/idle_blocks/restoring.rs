@@ -6,8 +6,8 @@
 //!       └─ no ─► weft-cni: marked in the store ─► object without the reservation ─► still unused? ─► weft-cni: free
 //! ```
 //!
-//! - An attempt that was not ended, because a process was killed, is undone in the next round: `weft-cni` removes its marks, and
-//!   the reservations are published again.
+//! - An attempt that was not ended, because a process was killed, is undone in the next round: `weft-cni` removes the
+//!   marks, and the reservations are published again.
 //! - A block is looked at a minute after it was changed, and less often if there was nothing to restore.
 //!
 //! Source: `docs/design/ipam.md#restored-addresses`.

@@ -7,7 +7,7 @@ use cni::name::ContainerId;
 use node_support::sandboxes::Sandbox;
 use rpc::journal::Entry;
 
-/// Attached sandboxes by the uid of their pod.
+/// Attached sandboxes by pod uid.
 #[derive(Debug, Default)]
 pub(super) struct PodSandboxes {
     by_uid: BTreeMap<String, BTreeMap<ContainerId, SystemTime>>,

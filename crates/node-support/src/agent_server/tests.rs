@@ -85,7 +85,7 @@ fn plan(pod: &str) -> Request {
     }))
 }
 
-/// Server with a handler, on its own socket.
+/// Server with a handler, on a separate socket.
 struct Served(std::path::PathBuf);
 
 impl Served {

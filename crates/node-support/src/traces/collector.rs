@@ -153,7 +153,7 @@ fn pem(what: &str) -> Result<Option<(String, Vec<u8>)>, Failure> {
 
 type Pem = (String, Vec<u8>);
 
-/// Returns the client certificate and its key.
+/// Returns the client certificate and key.
 fn identity() -> Result<Option<(Pem, Pem)>, Failure> {
     match (pem("CLIENT_CERTIFICATE")?, pem("CLIENT_KEY")?) {
         (Some(certificate), Some(key)) => Ok(Some((certificate, key))),

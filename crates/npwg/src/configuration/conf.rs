@@ -1,7 +1,7 @@
 //! Conversion from the configuration as written to [`NodeConfiguration`].
 //!
-//! Keys are matched as Go's JSON decoder matches them. `delegates` and `runtimeConfig` are passed on, so
-//! their bytes are kept.
+//! Keys are matched as Go's JSON decoder matches them. `delegates` and `runtimeConfig` are passed on, so the bytes are
+//! kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tests of every option: its default and its faults.
+//! Tests of every option: default and errors.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Ranges of addresses: an address block without its exceptions is a list of them.
+//! Address ranges: an address block minus the exceptions is a list of ranges.
 //!
 //! The ranges of a list do not overlap and do not touch, so that the kernel accepts them in one interval set.
 

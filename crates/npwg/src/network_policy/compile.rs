@@ -1,8 +1,9 @@
-//! Compilation of the policies of one attachment: selectors become the addresses of their peers, named ports numbers.
+//! Compiles the policies for one attachment: selectors become peer addresses, named ports become numbers.
 //!
 //! - A named port of an ingress rule is that of the pod itself. A named port of an egress rule is that of each peer, so
 //!   the rule is divided by the numbers for which [`PolicyAddresses`] has sets.
-//! - Without the addresses of a policy its sets are empty: its rules allow no peer that a selector would select.
+//! - If a policy's addresses are missing, the sets are empty: the rules then allow no peer that a selector would
+//!   select.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -30,7 +31,7 @@ pub enum CompileError {
     Addresses,
 }
 
-/// Returns the policies of an attachment. `addresses` are those of the peers of each policy, by its name.
+/// Returns an attachment's compiled policies. `addresses` are peer addresses by policy name.
 ///
 /// # Errors
 /// The policies are too large; the attachment must then be refused.
@@ -76,7 +77,7 @@ pub fn compile(
     Ok(compiled)
 }
 
-/// Rule of a policy with its place and the addresses of the policy's peers.
+/// Policy rule, where it comes from, and the policy's peer addresses.
 struct Source<'a> {
     policy: &'a NetworkPolicy,
     direction: Direction,
@@ -85,7 +86,7 @@ struct Source<'a> {
     addresses: &'a PolicyAddresses,
 }
 
-/// Compiled rule with the addresses of its set.
+/// Compiled rule and the addresses in the set.
 struct Part {
     rule: CompiledRule,
     set: Option<(String, Vec<IpAddr>)>,

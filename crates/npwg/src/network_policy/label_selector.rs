@@ -39,7 +39,7 @@ pub(super) struct RequirementText<'a> {
     operator: OperatorText<'a>,
 }
 
-/// Operator with its values.
+/// Operator and values.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum OperatorText<'a> {
@@ -61,8 +61,8 @@ impl LabelSelector {
         self.requirements.iter().all(|one| one.fits(labels.get(&one.key).map(String::as_str)))
     }
 
-    /// Whether a namespace fits. Its label with its own name is known without the object; other labels that are unknown
-    /// (`None`) fit no condition.
+    /// Whether a namespace fits. The label with the namespace's name is known without the object; other labels that are
+    /// unknown (`None`) fit no condition.
     pub fn fits_namespace(&self, name: &str, labels: Option<&Labels>) -> bool {
         self.requirements.iter().all(|one| match (one.key.as_str(), labels) {
             (NAMESPACE_NAME, _) => one.fits(Some(name)),

@@ -1,9 +1,9 @@
 //! Peer selections: what the rules of a policy select, apart from the policy that contains them.
 //!
-//! - Rules of one namespace have one selection if their policies' networks, their peers and their named ports are equal, in
-//!   any order. The policy's pods and its numbered ports do not matter.
-//! - [`PeerSelection::text`] identifies a selection in its namespace. Controllers and agents of different releases compare it, so
-//!   a change of what it contains needs another [`FORMAT`].
+//! - Rules in one namespace share a selection if policy networks, peers and named ports are equal, in any order. The
+//!   policy's pods and numbered ports do not matter.
+//! - [`PeerSelection::text`] identifies a selection in the namespace. Controllers and agents from different releases
+//!   compare it, so a change in the content needs another [`FORMAT`].
 
 use std::collections::BTreeSet;
 
@@ -31,13 +31,13 @@ struct PeerSelectionText<'a> {
     networks: Vec<String>,
     /// Peers; empty for every pod on the networks.
     peers: BTreeSet<PeerText<'a>>,
-    /// Named ports, of which each peer has its own numbers.
+    /// Named ports, for which each peer can have another number.
     ports: BTreeSet<(Protocol, &'a str)>,
     /// Whether the peers count apart from named ports.
     plain: bool,
 }
 
-/// Selectors of a peer. Without `namespaces` its namespace is that of the policy.
+/// Peer selectors. Without `namespaces`, the peer is in the policy's namespace.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct PeerText<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ struct PeerText<'a> {
 // === impl NetworkPolicy ===
 
 impl NetworkPolicy {
-    /// Returns the selections of the policy's rules, with their direction and index. Rules without pods as peers have none.
+    /// Returns the selections of the policy's rules, with direction and index. Rules without pods as peers have none.
     pub fn selections(&self) -> Vec<(Direction, usize, PeerSelection)> {
         let mut all = Vec::new();
         for direction in Direction::ALL {

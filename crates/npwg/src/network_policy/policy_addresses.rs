@@ -1,6 +1,6 @@
 //! Addresses of the peers of a policy, by the place in the policy where they count.
 //!
-//! - A peer counts with its addresses on every network that its policy names, because several definitions can describe
+//! - A peer counts with the addresses on every network that the policy names, because several definitions can describe
 //!   one network.
 //! - A named port of an egress rule is that of each peer: the rule has a set for each number that peers have for it.
 //!   Address blocks have no named ports.
@@ -18,9 +18,9 @@ use super::{AddressList, Direction, NetworkPolicy, PodAttachment, PolicyPort, Po
 pub struct PeerSet {
     /// Direction of the rule.
     pub direction: Direction,
-    /// Index of the rule in its direction.
+    /// Index of the rule in the direction.
     pub rule: usize,
-    /// Port, if the set is for named ports of an egress rule: the number that its peers have for one of them.
+    /// Port, if the set is for named ports of an egress rule: the number that the peers have for one of them.
     pub port: Option<(Protocol, u16)>,
 }
 
@@ -45,7 +45,7 @@ pub fn resolve<'a>(
     addresses
 }
 
-/// Returns the addresses of the peers of each policy, by its name (`namespace/name`).
+/// Returns each policy's peer addresses, by policy name (`namespace/name`).
 pub fn resolve_all<'a>(
     policies: impl IntoIterator<Item = &'a NetworkPolicy>,
     pods: &[PodAttachment<'_>],
@@ -123,12 +123,12 @@ impl PolicyAddresses {
         self.0.get(set).map(Arc::as_ref)
     }
 
-    /// Returns the sets that are not empty, in their order.
+    /// Returns the sets that are not empty, in order.
     pub fn sets(&self) -> impl Iterator<Item = (&PeerSet, &AddressList)> {
         self.0.iter().map(|(set, list)| (set, list.as_ref()))
     }
 
-    /// Returns the ports for which a rule has a set of its own.
+    /// Returns the ports for which a rule has a separate set.
     pub fn ports(&self, direction: Direction, rule: usize) -> impl Iterator<Item = (Protocol, u16)> {
         let first = PeerSet { direction, rule, port: None };
         let same = move |set: &&PeerSet| (set.direction, set.rule) == (direction, rule);

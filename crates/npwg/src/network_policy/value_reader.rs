@@ -1,4 +1,4 @@
-//! Reader for a JSON value that notes every fault with its path, and continues.
+//! Reader for a JSON value that notes every error with the path, and continues.
 
 use serde_json::{Map, Value};
 

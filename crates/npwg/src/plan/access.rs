@@ -1,8 +1,8 @@
 //! Check whether a pod may use a definition.
 //!
-//! Isolation on the node and access policies in the cluster apply to both annotations. A definition that a
-//! pod may not select may not be its default network either (M14). Networks that the administrator configures
-//! are not checked.
+//! Isolation on the node and access policies in the cluster apply to both annotations. A definition that a pod may not
+//! select may not be the pod's default network either (M14). Networks that the administrator configures are not
+//! checked.
 //!
 //! Source: multi-network specification, 7.4; Multus `namespaceIsolation`.
 

@@ -1,7 +1,7 @@
 //! Configuration list for a delegate, with the pod's requests added to each plugin.
 //!
-//! Only `args` and, for a device, `deviceID` and `pciBusID` change. Every other value keeps its bytes. A list
-//! to which nothing is added is passed on unchanged.
+//! Only `args` and, for a device, `deviceID` and `pciBusID` change. Every other value stays the same byte for byte. A
+//! list to which nothing is added is passed on unchanged.
 //!
 //! Source: multi-network specification v1.0, 4.1.2.1.3.2; v1.1, 4.1.2.1.6.2; Multus `addDeviceIDInConfList`;
 //! conflict C7.

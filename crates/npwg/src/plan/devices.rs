@@ -1,13 +1,13 @@
-//! Allocation from a pod's devices to its networks, each device at most once.
+//! Allocation of a pod's devices to networks, each device at most once.
 //!
-//! One allocator serves both annotations and the node's own networks (M15). A network whose definition names
-//! a resource gets the next free device from that resource, in network order. An element with `deviceID` gets
-//! that device if it belongs to the definition's resource (C10). A network without a free device fails the
-//! plan. In a sandbox that is already attached, a network keeps its device.
+//! One allocator serves both annotations and the node's own networks (M15). A network whose definition names a resource
+//! gets the next free device from that resource, in network order. An element with `deviceID` gets that device if it
+//! belongs to the definition's resource (C10). A network without a free device fails the plan. In a sandbox that is
+//! already attached, a network keeps the same device.
 //!
 //! Some resources have no devices: they mark the nodes that have a network, so that the scheduler chooses one
-//! (KubeVirt, OpenShift, ovs-cni). A network with such a resource is attached without a device, unless one of
-//! its plugins takes one.
+//! (KubeVirt, OpenShift, ovs-cni). A network with such a resource is attached without a device, unless one of the
+//! plugins takes one.
 //!
 //! Source: Multus `GetResourceMap`; annotation `k8s.v1.cni.cncf.io/resourceName`.
 

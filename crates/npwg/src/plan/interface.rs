@@ -1,9 +1,8 @@
 //! Assignment of interface names: first the requested ones, then the generated ones.
 //!
-//! A network without a request gets `net<N>`, where N is its index among the networks, as with Multus. If
-//! another element requests that name, the network gets the next free `net<N>` after the last index (M23), so
-//! a generated name never takes a requested one. In a sandbox that is already attached, a network keeps its
-//! name.
+//! A network without a request gets `net<N>`, where N is its index among the networks, as with Multus. If another
+//! element requests that name, the network gets the next free `net<N>` after the last index (M23), so a generated name
+//! never takes a requested one. In a sandbox that is already attached, a network keeps the same name.
 //!
 //! Source: multi-network specification, 4.1.2.1.5, 4.2.1; Multus `getIfname`.
 
@@ -75,8 +74,7 @@ fn names_interface(draft: &Draft) -> bool {
     draft.element().is_some_and(|element| element.interface.is_some())
 }
 
-/// Returns the name that each draft keeps; if a network is attached several times, its drafts keep the names
-/// in order.
+/// Returns the name that each draft keeps; if a network is attached several times, the drafts keep the names in order.
 fn keep(drafts: &[Draft], held: &[Held], taken: &mut BTreeSet<String>) -> Vec<Option<IfName>> {
     let mut held: Vec<&Held> = held.iter().collect();
     let mut kept = Vec::with_capacity(drafts.len());

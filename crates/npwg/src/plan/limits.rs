@@ -1,9 +1,8 @@
 //! Limits for the rendered configuration that a plugin receives: size and nesting.
 //!
-//! A plugin gets its part of the list together with `runtimeConfig` and, from the second plugin on and for
-//! every DEL and CHECK, with `prevResult`. The limits apply to the rendered configuration, in which a pod's
-//! values are three levels deeper than in the annotation. Every plugin can read a configuration within the
-//! limits, for every verb.
+//! A plugin gets one part of the list together with `runtimeConfig` and, from the second plugin on and for every DEL
+//! and CHECK, with `prevResult`. The limits apply to the rendered configuration, in which a pod's values are three
+//! levels deeper than in the annotation. Every plugin can read a configuration within the limits, for every verb.
 
 use cni::config::NESTING_MAX;
 use cni::object::{DOCUMENT_MAX, Object};

@@ -4,7 +4,7 @@
 //! 2. The networks that every pod gets (`delegates[1..]`, and `defaultNetworks` outside the system
 //!    namespaces).
 //! 3. The networks that the pod selects, in annotation order.
-//! 4. The auxiliary chain, if its directory has files.
+//! 4. The auxiliary chain, if the directory has files.
 //!
 //! Source: multi-network specification, 4.2, 6 and 6.2; Multus `k8sclient.go`, `multus.go`.
 
@@ -26,7 +26,7 @@ use crate::selection::{Annotation, Element, Reading};
 
 /// A pod's networks, collected from all sources.
 pub(super) struct Collected {
-    /// Networks that can be attached as far as their definitions show, in order.
+    /// Networks that can be attached as far as the definitions show, in order.
     pub(super) drafts: Vec<Draft>,
     /// Selected networks that cannot be attached.
     pub(super) refused: Vec<RefusedNetwork>,

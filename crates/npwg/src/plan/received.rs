@@ -1,8 +1,8 @@
 //! Validation for a plan that another process made: `weft-cni` executes it as root, and the agent may be
 //! compromised.
 //!
-//! A plan that [`super::plan`] makes passes. Its configurations come from definitions, which may use every
-//! plugin option (`docs/security.md`).
+//! A plan that [`super::plan`] makes passes. The configurations come from definitions, which may use every plugin
+//! option (`docs/security.md`).
 
 use std::collections::BTreeSet;
 

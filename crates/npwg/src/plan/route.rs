@@ -3,9 +3,9 @@
 //!
 //! - At most one network requests it. Address families are independent: an IPv4 gateway moves only IPv4
 //!   (C13).
-//! - If a family has several gateways, the first is preferred: they get the metrics 100, 101, … in their
-//!   order. A single gateway gets no metric (C14).
-//! - `[]` leaves the gateway to the network's plugins (C12). Only their results show which families move.
+//! - If a family has several gateways, the first is preferred: they get the metrics 100, 101, … in order. A single
+//!   gateway gets no metric (C14).
+//! - `[]` leaves the gateway to the network's plugins (C12). Only the results show which families move.
 //! - A request on the default network itself changes no other network (C15).
 //!
 //! Source: multi-network specification v1.1, 4.1.2.1.9; Multus defects M1–M4.
@@ -55,7 +55,7 @@ pub enum Families {
     V6,
     /// IPv4 and IPv6.
     Both,
-    /// The families in which the holder has a default route after its ADD.
+    /// The families in which the holder has a default route after the ADD.
     OfHolder,
 }
 

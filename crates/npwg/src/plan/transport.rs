@@ -79,7 +79,7 @@ pub(super) fn channels(
 }
 
 impl Channels {
-    /// Adds the device, and returns where its information file is.
+    /// Adds the device, and returns the path of the information file.
     pub(super) fn add_device(
         &mut self,
         device: Option<&AllocatedDevice>,

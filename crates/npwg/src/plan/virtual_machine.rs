@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::metadata::Pod;
 
-/// Option in a definition: whether virtual machines keep their addresses. With weft they do by default.
+/// Option in a definition: whether virtual machines keep addresses. With weft they do by default.
 const ALLOW: &str = "allowPersistentIPs";
 /// IPAM plugin types that keep addresses.
 const PLUGINS: [&str; 2] = ["weft-ipam", "whereabouts"];

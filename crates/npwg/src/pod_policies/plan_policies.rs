@@ -18,8 +18,8 @@ pub const ISOLATED: &str = "isolated";
 /// Maximum size ([`encoded_size`]) of all policies for a pod: messages and journal entries are limited.
 pub const POD_POLICIES_MAX: usize = 8 << 20;
 
-/// Adds to a pod's plan the policies for each attachment. `pods` are all pods that can be peers;
-/// [`PodNetworks`] finds their addresses.
+/// Adds to a pod's plan the policies for each attachment. `pods` are all pods that can be peers; [`PodNetworks`] finds
+/// the addresses.
 ///
 /// # Errors
 /// As [`add_resolved_to_plan`].
@@ -124,8 +124,7 @@ pub fn encoded_size(policy: &AttachmentPolicy) -> usize {
     rules.chain(sets).sum()
 }
 
-/// Returns the pod's attachment without addresses and namespace labels, which do not matter to its own
-/// policies.
+/// Returns the pod's attachment without addresses and namespace labels, which do not matter to the pod's policies.
 pub fn own_attachment<'a>(network: &'a NetworkReference, pod: &'a Pod) -> PodAttachment<'a> {
     PodAttachment {
         namespace: &pod.namespace,

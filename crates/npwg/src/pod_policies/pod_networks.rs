@@ -1,5 +1,4 @@
-//! A pod's attachments as far as its object describes them: the networks that it selects, and their
-//! addresses.
+//! A pod's attachments as far as the Pod object describes them: selected networks, and addresses.
 //!
 //! The addresses come from the network-status annotation. For a network that is not in it yet,
 //! [`PodNetworks::of`] takes the requested ones (`ips`).

@@ -186,12 +186,12 @@ impl Keys<'_> {
         network.map(|_| element)
     }
 
-    /// Returns the value at `key` and its path as written, unless it counts as absent.
+    /// Returns the value at `key` and the path as written, unless it counts as absent.
     fn value(&self, key: &str) -> Option<(KeyPath, Value)> {
         self.written(key).filter(|(_, value)| !(EMPTY_IS_ABSENT.contains(&key) && is_empty(key, value)))
     }
 
-    /// Returns the value at `key` and its path as written; a `null` value counts as absent.
+    /// Returns the value at `key` and the path as written; a `null` value counts as absent.
     fn written(&self, key: &str) -> Option<(KeyPath, Value)> {
         let raw = self.object.get(key).filter(|raw| raw.get() != "null")?;
         let written = self.object.iter().find(|(k, _)| *k == key);
@@ -398,7 +398,7 @@ fn fault_of_name(text: &str, fault: String) -> String {
     }
 }
 
-/// Whether a value is empty and has the type that its key requires.
+/// Whether a value is empty and has the type that the key requires.
 fn is_empty(key: &str, value: &Value) -> bool {
     match value {
         Value::Array(list) => key == "portMappings" && list.is_empty(),

@@ -1,9 +1,9 @@
 //! Two forms in which an annotation is written: a comma-delimited list of references, or a JSON list of
 //! objects.
 //!
-//! The first character after leading blanks decides the form. If a value has neither, it fails the pod
-//! instead of being ignored: the specification only ignores invalid values for certain keys, and a pod that
-//! silently starts without its networks is worse than a pod that fails.
+//! The first character after leading blanks decides the form. If a value has neither, it fails the pod instead of being
+//! ignored: the specification only ignores invalid values for certain keys, and a pod that silently starts without
+//! networks is worse than a pod that fails.
 //!
 //! Source: multi-network specification, 4.1.1 and 4.1.2; conflict C16; Multus defect M9.
 

@@ -157,7 +157,7 @@ fn port_mapping(path: &KeyPath, value: &Value) -> Read<PortMapping> {
     Ok(PortMapping { host_port, container_port, protocol, host_ip })
 }
 
-/// Reads a bandwidth object: at least one rate, and a burst only with its rate.
+/// Reads a bandwidth object: at least one rate, and a burst only with a rate.
 pub(super) fn bandwidth(path: &KeyPath, value: &Value) -> Read<Bandwidth> {
     let map = object(path, value)?;
     let number = |key: &str| match find(map, path, key) {

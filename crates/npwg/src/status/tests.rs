@@ -10,7 +10,7 @@ fn outcome(text: &str) -> Outcome {
     Outcome { version: Some(version), result: Some(success) }
 }
 
-/// Returns the status of `world` as JSON if its networks return these results.
+/// Returns `world`'s status as JSON if the networks return these results.
 fn status(world: &World, results: &[&str]) -> Vec<Value> {
     let plan = world.plan();
     let outcomes: Vec<Outcome> =

@@ -42,7 +42,7 @@ pub mod option {
 pub const VALUE_MAX: usize = 255;
 /// Maximum number of entries in a list.
 const LIST_MAX: usize = 64;
-/// Option names that dhcp-options(5) has, with their numbers.
+/// Option names that dhcp-options(5) has, with numbers.
 const NAMES: &[(&str, u8)] = &[
     ("classless-static-routes", option::CLASSLESS_ROUTES),
     ("dhcp-client-identifier", option::CLIENT),

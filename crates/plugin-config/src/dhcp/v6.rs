@@ -1,9 +1,9 @@
 //! Configured DHCPv6 options: those that are provided to the server and those that are requested.
 //!
-//! They have separate lists (`provideV6`, `requestV6`), because a number has different meanings in both
-//! protocols. A value is a string, which is encoded in the form that its option has.
+//! They have separate lists (`provideV6`, `requestV6`), because a number has different meanings in both protocols. A
+//! value is a string, which is encoded in the form that the option has.
 //!
-//! Source: names: dhcp-options(5), without their `dhcp6.`; forms: RFC 8415 §21.15, §21.16, RFC 4704 §4.
+//! Source: names: dhcp-options(5), without the prefix `dhcp6.`; forms: RFC 8415 §21.15, §21.16, RFC 4704 §4.
 
 use cni::Error;
 use cni::args::Args;
@@ -48,7 +48,7 @@ const CLIENT: std::ops::RangeInclusive<usize> = 3..=130;
 const LABEL_MAX: usize = 63;
 /// Flag in option 39: the server is to update DNS, because a container cannot.
 const SERVER_UPDATES_DNS: u8 = 1;
-/// Option names that dhcp-options(5) has, with their numbers.
+/// Option names that dhcp-options(5) has, with numbers.
 const NAMES: &[(&str, u16)] = &[
     ("client-id", option::CLIENT),
     ("domain-search", option::DOMAIN_SEARCH),
@@ -168,7 +168,7 @@ enum ValueError {
     Name,
 }
 
-/// Encodes a string in the form that its option has.
+/// Encodes a string in the form that the option has.
 fn encode_value(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
     match number {
         option::CLIENT => {

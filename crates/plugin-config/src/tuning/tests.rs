@@ -1,4 +1,4 @@
-//! Tests of the configuration, without a kernel; the allow-list has its own tests.
+//! Tests of the configuration, without a kernel; the allow-list has separate tests.
 
 use cni::config::Config;
 use cni::environment::Environment;

@@ -26,8 +26,7 @@ impl Entry {
         }
     }
 
-    /// Returns the recorded result for the attachment at `index`, if there is one; `network` is its
-    /// delegate's.
+    /// Returns the recorded result for the attachment at `index`, if there is one; `network` is the delegate's.
     ///
     /// # Errors
     /// The result cannot be read in the network's version.

@@ -1,13 +1,13 @@
-//! `weft-test-killer K PROGRAM ARGUMENT…`: runs a program and kills it, as `kill -9` does, right before the K-th of its
-//! system calls with an effect.
+//! `weft-test-killer K PROGRAM ARGUMENT…`: runs a program and kills it, as `kill -9` does, right before the K-th system
+//! call with an effect.
 //!
-//! Calls in all its threads count together, in order. Calls in its child processes do not count, and the children are
-//! killed with it. Exit code 200 means that the program was killed; standard error then names the system call.
-//! Otherwise the program ended earlier, and its exit code is passed on.
+//! Calls in all threads count together, in order. Calls in child processes do not count, and the children are killed
+//! with it. Exit code 200 means that the program was killed; standard error then names the system call. Otherwise the
+//! program ended earlier, and the exit code is passed on.
 //!
-//! `weft-test-killer --stop COMMAND PROGRAM ARGUMENT…`: runs a program to its end and stops, as `kill -STOP` does, each
-//! child process whose first argument is COMMAND, before its first instruction. The child is still stopped when the
-//! program has ended. For each, standard error has a line `stopped PID`. Other children are killed when the program
+//! `weft-test-killer --stop COMMAND PROGRAM ARGUMENT…`: runs a program to completion and stops, as `kill -STOP` does,
+//! each child process whose first argument is COMMAND, before the first instruction. The child is still stopped when
+//! the program has ended. For each, standard error has a line `stopped PID`. Other children are killed when the program
 //! ends.
 //!
 //! strace cannot replace this program: it counts each thread's calls separately, so it cannot kill at most of these
@@ -123,9 +123,10 @@ struct Watched {
     /// Whether the shell has become the program.
     running: bool,
     place: Place,
-    /// Child processes that have not executed a program yet. A parent may end before their event is reported.
+    /// Child processes that have not executed a program yet. A parent may end before the event about a child is
+    /// reported.
     not_executed: BTreeSet<Pid>,
-    /// Child processes that executed a program, or ended, before their parent's event was reported.
+    /// Child processes that executed a program, or ended, before the parent's event was reported.
     early: BTreeSet<Pid>,
     /// Exit status, once the program has ended.
     status: Option<i32>,
@@ -232,7 +233,7 @@ impl Watched {
     }
 }
 
-/// Stops a process and ends its tracing. The signal is delivered before the process executes another instruction.
+/// Stops a process and ends tracing. The signal is delivered before the process executes another instruction.
 fn stop(pid: Pid) {
     kill(pid, Signal::SIGSTOP).expect("stop a child");
     ptrace::detach(pid, None).expect("end the tracing of a child");

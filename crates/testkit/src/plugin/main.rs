@@ -1,4 +1,4 @@
-//! `weft-test-plugin`: a real plugin that records its calls and follows a test's instructions.
+//! `weft-test-plugin`: a real plugin that records calls and follows a test's instructions.
 //!
 //! Instructions come in two ways, which can be combined:
 //! - The protocol of the CNI project's own `noop` plugin ([`noop`]), so that the CNI project's tests work with this

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::Entries;
 use crate::netns::Netns;
 
-/// Members that change on their own, in any object.
+/// Members that change without a test, in any object.
 const VOLATILE: [&str; 26] = [
     "ifindex",
     "link_index",
@@ -82,7 +82,7 @@ pub(super) fn network(netns: &Netns, entries: &mut Entries) {
     });
 }
 
-/// Adds links with their sysctls, and the addresses on them.
+/// Adds links with sysctls, and the addresses on them.
 fn links(netns: &Netns, links: Vec<Value>, entries: &mut Entries) {
     for mut link in links {
         let name = text(&link, "ifname");
@@ -118,7 +118,7 @@ fn link_sysctls(link: &str) -> Value {
     Value::Object(all)
 }
 
-/// Adds objects, whose titles are built from some of their members.
+/// Adds objects, whose titles are built from some members.
 fn plain(kind: &str, title: &[&str], objects: Vec<Value>, entries: &mut Entries) {
     for mut object in objects {
         strip(&mut object);

@@ -10,7 +10,7 @@ use super::*;
 use crate::name::PluginType;
 use crate::result::{Interface, Success};
 
-/// Plugin that records its calls and returns a given answer.
+/// Plugin that records calls and returns a given answer.
 #[derive(Default)]
 struct Recorder {
     calls: Mutex<Vec<String>>,

@@ -1,9 +1,9 @@
 //! Supervises a child process in one thread and without `unsafe`: writes stdin, reads the output, and kills the child
 //! if necessary.
 //!
-//! The child's exit counts, not the end of its output, because a daemon that it started may hold the pipes
-//! open forever. A process descriptor signals the exit; kernels before 5.3 have none, so there the exit is polled every
-//! few milliseconds.
+//! The child's exit counts, not the end of the output, because a daemon that it started may hold the pipes open
+//! forever. A process descriptor signals the exit; kernels before 5.3 have none, so there the exit is polled every few
+//! milliseconds.
 //!
 //! Source: man pages pidfd_open(2), poll(2), pipe(7).
 
@@ -65,7 +65,7 @@ impl From<rustix::io::Errno> for Fault {
     }
 }
 
-/// Supervises `child`, which leads its process group, until it exits; kills the group if something goes wrong.
+/// Supervises `child`, which leads a process group, until it exits; kills the group if something goes wrong.
 ///
 /// Returns the output so far in any case.
 pub(super) fn attend(child: Child, stdin: &[u8], limits: Limits) -> (Result<ExitStatus, Fault>, Output) {
@@ -127,7 +127,7 @@ fn wait(streams: &Streams<'_>, exit: Option<&OwnedFd>, timeout: Option<Duration>
     }
 }
 
-/// Child with its process group, which is killed unless the child has exited.
+/// Child and the process group, which is killed unless the child has exited.
 struct Group {
     child: Child,
     ended: bool,
@@ -200,7 +200,7 @@ impl<'a> Streams<'a> {
         })
     }
 
-    /// Writes stdin. A closed pipe is fine, because a child need not read its input.
+    /// Writes stdin. A closed pipe is fine, because a child need not read it.
     fn feed(&mut self) {
         while let Some(stdin) = &mut self.stdin {
             let written = match self.rest {

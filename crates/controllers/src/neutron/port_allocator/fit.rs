@@ -1,7 +1,7 @@
 //! Comparison between a port and a request.
 //!
-//! - A port that is written to its pod is not released while the pod needs a network, because its node may
-//!   have plugged it in.
+//! - A port that is written to a pod is not released while the pod needs a network, because the node may have plugged
+//!   it in.
 //! - A port that is not written yet is released as soon as it does not match the request.
 
 use std::net::IpAddr;

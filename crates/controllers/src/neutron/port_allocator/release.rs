@@ -1,7 +1,7 @@
-//! Release for a pod's ports: they go back into their pools, or are deleted.
+//! Releases a pod's ports: they go back into the pools, or are deleted.
 //!
-//! A VIF written on a pod is untrusted, because the pod's author may have written it. It only names a port to
-//! look at; the port in Neutron shows its owner. A port is not touched in these cases:
+//! A VIF written on a pod is untrusted, because the pod's author may have written it. It only names a port to look at;
+//! the port in Neutron shows the owner. A port is not touched in these cases:
 //! - Neither weft nor Kuryr created it.
 //! - It belongs to another pod or another cluster.
 //! - It has no owner, and another pod names it, too.

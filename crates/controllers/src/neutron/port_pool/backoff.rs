@@ -1,4 +1,4 @@
-//! Back-off for pools that could not be filled. Each pool has its own pause.
+//! Back-off for pools that could not be filled. Each pool has a separate pause.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ impl Backoff {
         self.0.retain(|key, _| low.iter().any(|(known, _)| known == key));
     }
 
-    /// Whether the pool has no pause, or its pause is over.
+    /// Whether the pool has no pause, or the pause is over.
     pub(crate) fn is_due(&self, key: &PoolKey, now: Instant) -> bool {
         self.0.get(key).is_none_or(|(_, until)| *until <= now)
     }
@@ -28,7 +28,7 @@ impl Backoff {
         self.0.remove(key);
     }
 
-    /// Records that a pool could not be filled: its next pause is twice as long.
+    /// Records that a pool could not be filled: the next pause is twice as long.
     pub(crate) fn failed(&mut self, key: &PoolKey, now: Instant) {
         let pause = self.0.get(key).map_or(PAUSES.0, |(pause, _)| (*pause * 2).min(PAUSES.1));
         self.0.insert(key.clone(), (pause, now + pause));

@@ -32,8 +32,8 @@ const MANY: usize = 8;
 const PART: f64 = 4.0;
 /// Longest time between two polls for many pods, and the interval at which overdue pods are polled.
 const GAP_MAX: Duration = Duration::from_secs(16);
-/// Time after which a pod is overdue: its ports may never become ACTIVE. Overdue pods do not affect the
-/// timing for the others.
+/// Time after which a pod is overdue: the ports may never become ACTIVE. Overdue pods do not affect the timing for the
+/// others.
 const OVERDUE_AFTER: Duration = Duration::from_secs(600);
 /// Up to this many pods, all are polled.
 const FEW: usize = 30;
@@ -151,7 +151,7 @@ impl PortReconciler {
         }
     }
 
-    /// Returns the ports that are not ACTIVE yet, with their pods' uids.
+    /// Returns the ports that are not ACTIVE yet, with the pods' uids.
     pub(super) fn inactive(&self, polled: Polled, overdue: Overdue) -> BTreeMap<String, String> {
         let (cases, now) = (self.cases(), Instant::now());
         let waiting: Vec<(&String, &Case)> =

@@ -65,7 +65,7 @@ impl PortUsage {
         }
     }
 
-    /// Records a pod's ports. If several pods name a port, its user is uncertain.
+    /// Records a pod's ports. If several pods name a port, it is uncertain which one uses it.
     fn note(&mut self, user: &User, state: &PodState) {
         for (_, vif) in state.vifs() {
             let known = self.used.entry(vif.id.clone()).or_insert_with(|| user.clone());

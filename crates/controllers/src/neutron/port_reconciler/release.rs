@@ -21,7 +21,7 @@ enum ReleaseError {
     /// A port was not released.
     #[error("{0}")]
     Ports(#[from] neutron::Error),
-    /// The finalizers on the pod or its KuryrPort could not be removed.
+    /// The finalizers on the pod or the KuryrPort could not be removed.
     #[error("{0}")]
     Finalizers(#[from] WriteError),
 }

@@ -35,7 +35,7 @@ pub(super) struct PortRequests {
 enum Tried {
     /// The pod has the ports that it requests.
     Done,
-    /// The pod is deleted, or its API object was recreated. The next reconciliation handles that.
+    /// The pod is deleted, or the API object was recreated. The next reconciliation handles that.
     Gone,
 }
 
@@ -185,7 +185,7 @@ impl PortReconciler {
         }
     }
 
-    /// Evaluates a pod's requests and stores them in its case.
+    /// Evaluates a pod's requests and stores them in the case.
     fn update_requests(&self, case: &mut Case) -> Result<Vec<PortRequest>, PortFailure> {
         let subject = Arc::clone(&case.subject);
         let inputs = self.inputs(&subject);

@@ -1,4 +1,4 @@
-//! NetworkAttachmentDefinition: its plugins, its IPAM plugin and ranges, and its configuration as written.
+//! NetworkAttachmentDefinition: plugins, IPAM plugin and ranges, and the configuration as written.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube_support::custom_resources::NetworkAttachmentDefinition;

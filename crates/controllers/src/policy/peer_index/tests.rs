@@ -1,4 +1,4 @@
-//! Tests of the index: after each change, its addresses are those that all pods together resolve to.
+//! Tests of the index: after each change, the addresses must be those to which all pods together resolve.
 
 use npwg::metadata::Pod;
 use npwg::network_policy::{PeerSet, PodAttachment, PolicyAddresses, resolve};
@@ -52,7 +52,7 @@ fn policy(namespace: &str, name: &str, networks: &str, role: &str) -> Arc<Watche
 }
 
 impl PeerIndex {
-    /// Returns the addresses of a policy, as agents find them in its address sets.
+    /// Returns a policy's addresses, as agents find them in the address sets.
     pub(in crate::policy) fn policy_addresses(&self, key: &Key) -> PolicyAddresses {
         let mut all = PolicyAddresses::default();
         for rule in self.policies.get(key).into_iter().flat_map(|policy| &policy.selections) {
@@ -125,7 +125,7 @@ fn policy_index_follows_labels_of_namespaces() {
     index.verify();
 }
 
-/// Whether the role is `web`; whether each network is `one`, with the last byte of its address; number of the port.
+/// Whether the role is `web`; whether each network is `one`, with the last byte of the address; port number.
 type PodState = (bool, Vec<(bool, u8)>, u16);
 
 #[derive(Clone, Debug)]

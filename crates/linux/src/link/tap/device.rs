@@ -3,7 +3,7 @@
 //!
 //! - Each request is a constant from `include/uapi/linux/if_tun.h`, with the type that the kernel reads or writes.
 //! - This file must contain nothing else.
-//! - A device that is dropped before it is kept removes its interface, so a process that is killed in between leaves
+//! - A device that is dropped before it is kept removes the interface, so a process that is killed in between leaves
 //!   none.
 //!
 //! Source: ioctl(2), kernel `drivers/net/tun.c` (`__tun_chr_ioctl`), `include/uapi/linux/if.h` (`struct ifreq`).
@@ -31,7 +31,7 @@ const QUEUES: u16 = 0x0100;
 /// `IFNAMSIZ`, including the terminator.
 const NAME_SIZE: usize = 16;
 
-/// `struct ifreq` with the fields for this request, padded to its full size.
+/// `struct ifreq` with the fields for this request, padded to full size.
 #[repr(C, align(8))]
 struct InterfaceRequest {
     name: [u8; NAME_SIZE],

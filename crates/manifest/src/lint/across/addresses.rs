@@ -2,9 +2,9 @@
 //!
 //! - An address is requested by `ips` or `mac` in an element, or fixed by the definition's IPAM plugin
 //!   `static`.
-//! - One object that runs several pods requests its address several times.
-//! - Pods that name the same IPAMClaim share its address by intention.
-//! - An object that is in two files (a base and its overlay) is one object.
+//! - One object that runs several pods requests the same address several times.
+//! - Pods that name the same IPAMClaim share the address by intention.
+//! - An object that is in two files (a base and an overlay) is one object.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ pub(super) fn requested_twice(
     findings
 }
 
-/// Returns the addresses that an element requests, or else those that its network fixes, each with its key.
+/// Returns the addresses that an element requests, or else those that its network fixes, each with the key.
 fn addresses(element: &Element, fixed: &[String]) -> Vec<(String, Option<&'static str>)> {
     let ips = element.ips.iter().map(|ip| (ip.address.to_string(), Some("ips")));
     let mac = element.mac.iter().map(|mac| (mac.to_string(), Some("mac")));

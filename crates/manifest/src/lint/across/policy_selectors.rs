@@ -2,7 +2,7 @@
 //!
 //! - A selector is only reported if the files have a pod on one of the policy's networks: without one nothing
 //!   is known.
-//! - If a namespace is in no file, its labels are unknown, and may fit.
+//! - If a namespace is in no file, the labels are unknown, and may fit.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use npwg::rule::Rule;
 use super::Seen;
 use crate::{Located, Manifest};
 
-/// Policies from all files, and what their selectors may fit.
+/// Policies from all files, and what the selectors may fit.
 #[derive(Debug, Default)]
 pub(super) struct PolicySelectors {
     policies: Vec<Placed>,
@@ -25,7 +25,7 @@ pub(super) struct PolicySelectors {
     namespaces: BTreeMap<String, Labels>,
 }
 
-/// Policy and where its selectors are.
+/// Policy and the place of the selectors.
 #[derive(Debug)]
 struct Placed {
     policy: NetworkPolicy,

@@ -13,7 +13,7 @@ use crate::{Located, PodObject};
 /// Pod or pod template with the annotation that selects networks.
 #[derive(Debug)]
 pub(super) struct SelectingPod {
-    /// The pod; a template has its workload's name.
+    /// The pod; a template has the workload's name.
     pub(super) pod: Pod,
     /// Object kind in the file.
     pub(super) kind: String,
@@ -35,8 +35,7 @@ pub(super) enum Instances {
 }
 
 impl SelectingPod {
-    /// Returns the pod in an object. `annotation` and `elements` say where the annotation and its elements
-    /// are.
+    /// Returns the pod in an object. `annotation` and `elements` say where the annotation and the elements are.
     pub(super) fn new(
         located: &Located<PodObject>,
         reading: Reading,
