@@ -76,7 +76,9 @@ fn lint_refuses_ipam_types_that_attach_interfaces() {
             { "type": plugin, "master": "up0", "ipam": { "type": ipam } },
         ] });
         let found = errors(&host, &config);
-        let names_it = |one: &String| one.contains("ipam.type") && one.contains("not an IPAM plugin");
+        let names_it = |one: &String| {
+            one.contains(r#""path":["plugins",0,"ipam","type"]"#) && one.contains("not an IPAM plugin")
+        };
         assert!(found.iter().any(names_it), "{plugin} {ipam}: {found:?}");
     }
     for (plugin, ipam) in [("bridge", "host-local"), ("acme", "bridge"), ("bridge", "acme-ipam")] {

@@ -20,8 +20,8 @@ const QUARANTINE: u64 = 60_000;
 /// Usage of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// Number of addresses that can be allocated; `u64::MAX` if there are more.
-    pub size: u64,
+    /// Number of addresses that can be allocated. A range of IPv6 can have more than 2^64.
+    pub size: u128,
     /// Number of used addresses.
     pub used: u64,
     /// Number of addresses that are known to be in quarantine.
@@ -52,16 +52,32 @@ impl PoolUsage {
     }
 
     /// Returns how many addresses are neither used nor in quarantine.
-    pub fn free(&self) -> u64 {
-        self.size.saturating_sub(self.used).saturating_sub(self.quarantined)
+    pub fn free(&self) -> u128 {
+        self.size.saturating_sub(u128::from(self.used)).saturating_sub(u128::from(self.quarantined))
     }
 }
 
 /// Returns how many addresses the pool can allocate; 0 if the spec is invalid.
-fn size(pool: &PoolObject) -> u64 {
-    pool.address_filter().map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
+fn size(pool: &PoolObject) -> u128 {
+    pool.address_filter().map_or(0, |filter| filter.count())
 }
 
 fn is_in_quarantine(object: &IpBlock, now: u64) -> bool {
     object.holder.released_at > 0 && object.holder.released_at.saturating_add(QUARANTINE) > now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pool_usage_counts_more_than_64_bits() {
+        let pool = serde_json::json!({ "metadata": { "name": "lan" }, "spec": { "range": "fd00:1::/56" } });
+        let pool: PoolObject = serde_json::from_value(pool).unwrap();
+        let usage = PoolUsage { used: 9, ..PoolUsage::of(&ClusterSnapshot::default(), &pool) };
+        assert_eq!(usage.free(), usage.size - 9);
+        assert!(usage.free() > 1 << 71, "{}", usage.free());
+        // More used than there are: never below 0.
+        assert_eq!(PoolUsage { size: 3, used: 9, ..PoolUsage::default() }.free(), 0);
+    }
 }

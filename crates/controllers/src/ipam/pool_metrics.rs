@@ -70,18 +70,20 @@ impl PoolMetrics {
             gauge.clear();
         }
         self.blocks.clear();
-        let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let signed = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
         let mut series = 0;
         for (name, usage) in bounded(pools) {
             let labels = PoolLabels { pool: name.clone() };
             self.size.get_or_create(&labels).set(signed(usage.size));
-            self.used.get_or_create(&labels).set(signed(usage.used));
+            self.used.get_or_create(&labels).set(signed(usage.used.into()));
             self.free.get_or_create(&labels).set(signed(usage.free()));
-            self.quarantined.get_or_create(&labels).set(signed(usage.quarantined));
+            self.quarantined.get_or_create(&labels).set(signed(usage.quarantined.into()));
             for (node, count) in usage.blocks {
                 series += 1;
                 let node = if series <= NODES_MAX { node } else { OTHER.to_owned() };
-                self.blocks.get_or_create(&NodeLabels { pool: name.clone(), node }).inc_by(signed(count));
+                self.blocks
+                    .get_or_create(&NodeLabels { pool: name.clone(), node })
+                    .inc_by(signed(count.into()));
             }
         }
     }

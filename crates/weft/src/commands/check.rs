@@ -107,6 +107,20 @@ fn summary(count: usize, partly: usize) -> String {
     match (count, partly) {
         (1, 0) => "its only network is unchanged".to_owned(),
         (count, 0) => format!("all {count} networks are unchanged"),
+        (1, _) => "no difference found; its only network was not fully checked".to_owned(),
         (count, partly) => format!("no difference found; {partly} of {count} networks not fully checked"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::summary;
+
+    #[test]
+    fn check_summary_has_singular_and_plural() {
+        assert_eq!(summary(1, 0), "its only network is unchanged");
+        assert_eq!(summary(3, 0), "all 3 networks are unchanged");
+        assert_eq!(summary(1, 1), "no difference found; its only network was not fully checked");
+        assert_eq!(summary(3, 1), "no difference found; 1 of 3 networks not fully checked");
     }
 }

@@ -35,7 +35,7 @@ pub(super) const STORE_BLOCK_HEADINGS: [&str; 7] =
 pub(super) fn store_block_rows(name: &str, blocks: &[StoreBlock]) -> Vec<Vec<String>> {
     let row = |block: &StoreBlock| {
         let StoreBlock { range, state, held, quarantined, free } = block;
-        let share = bar(percent(*held, held + quarantined + free));
+        let share = bar(percent(*held, held.saturating_add(*quarantined).saturating_add(*free)));
         let numbers = [held, quarantined, free].map(u64::to_string);
         let mut row = vec![range.clone(), name.to_owned(), (*state).to_owned()];
         row.extend(numbers);
