@@ -20,8 +20,7 @@
 //!   (CVE-2019-9946): [`Destinations`].
 //! - Only packets that were forwarded here are masqueraded.
 //! - Networks with other conditions or another mark bit have a separate table.
-//! - The last attachment that requests a port gets it. When that attachment is deleted, the port returns to another one
-//!   that requested it.
+//! - The last attachment that requests a port gets it. When it is deleted, the port returns to another requester.
 //!
 //! Source: nft(8); plugins `plugins/meta/portmap/portmap_nftables.go`.
 

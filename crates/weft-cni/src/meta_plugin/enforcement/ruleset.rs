@@ -81,7 +81,7 @@ pub(super) struct Target {
     pub(super) ipv6_peers: BTreeSet<String>,
 }
 
-/// How the attachment gets addresses.
+/// Address assignment of the attachment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leases {
     /// Without packets.
