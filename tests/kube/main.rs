@@ -10,6 +10,7 @@ mod agent;
 mod agent_failures;
 mod api_pool;
 mod api_proxy;
+mod cluster_upgrade;
 mod cold_agent;
 mod console_blocks;
 mod helm_chart;

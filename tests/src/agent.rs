@@ -54,8 +54,10 @@ impl Agent {
         Kube::own(machine.into()).map(Agent::beside)
     }
 
+    /// Starts the same beside an API server.
+    #[must_use]
     #[track_caller]
-    fn beside(kube: Kube) -> Agent {
+    pub fn beside(kube: Kube) -> Agent {
         let machine = kube.machine();
         let definitions = "deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml";
         kube.apply(&(files(&[definitions, "deploy/base/rbac.yaml"]) + &namespace(NAMESPACE)));

@@ -113,6 +113,8 @@ fn minor_of(parts: &Path) -> u32 {
 pub struct Kube {
     machine: Arc<Machine>,
     parts: PathBuf,
+    /// Directory with the release's programs (`bin`) and version.
+    release: PathBuf,
     accounts: Accounts,
     // Must be last: the server is returned to the pool after all processes on the machine have ended.
     pooled: Option<PooledServer>,
@@ -155,9 +157,45 @@ impl Kube {
     #[must_use]
     #[track_caller]
     pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
-        let kube = Kube { machine, parts: parts("kube")?, accounts, pooled: None };
+        let parts = parts("kube")?;
+        let kube = Kube { machine, release: parts.clone(), parts, accounts, pooled: None };
         kube.kubeconfig_for_certificate("admin");
         Some(kube)
+    }
+
+    /// Starts an own server with the oldest supported release, to be upgraded. If the lane runs on that release or has no
+    /// other, the test is skipped and the result is `None`.
+    ///
+    /// # Panics
+    /// The server does not start.
+    #[must_use]
+    #[track_caller]
+    pub fn oldest(machine: Arc<Machine>) -> Option<Kube> {
+        let mut kube = Kube::prepare(machine, Accounts::Absent)?;
+        let oldest = kube.parts.join("oldest");
+        if !oldest.join("bin/kube-apiserver").exists() || minor_of(&oldest) == kube.minor() {
+            let why =
+                "needs two releases: KUBEBUILDER_ASSETS, and the oldest one that `lanes/kube/build` compiles";
+            testkit::record_skip(&testkit::test_name(), why);
+            return None;
+        }
+        kube.release = oldest;
+        kube.launch();
+        kube.wait();
+        Some(kube)
+    }
+
+    /// Stops the server, and starts the lane's release with the same data.
+    ///
+    /// # Panics
+    /// The server does not start.
+    #[track_caller]
+    pub fn upgrade(&mut self) {
+        self.stop("kube-apiserver", "TERM");
+        self.stop("etcd", "TERM");
+        self.release = self.parts.clone();
+        self.launch();
+        self.wait();
     }
 
     /// Returns the same server for another machine, where it has the same address.
@@ -165,8 +203,13 @@ impl Kube {
     #[track_caller]
     pub fn reached_from(&self, machine: &Arc<Machine>) -> Kube {
         let pooled = Some(PooledServer::of(&self.machine, machine));
-        let kube =
-            Kube { machine: Arc::clone(machine), parts: self.parts.clone(), accounts: self.accounts, pooled };
+        let kube = Kube {
+            machine: Arc::clone(machine),
+            parts: self.parts.clone(),
+            release: self.release.clone(),
+            accounts: self.accounts,
+            pooled,
+        };
         kube.kubeconfig_for_certificate("admin");
         kube
     }
@@ -298,7 +341,7 @@ impl Kube {
     /// Returns the path of one of the lane's programs.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
-        text(&self.parts.join("bin").join(name)).to_owned()
+        text(&self.release.join("bin").join(name)).to_owned()
     }
 
     /// Returns the directory with a kubectl that supports kustomization components.
@@ -324,7 +367,7 @@ impl Kube {
     #[must_use]
     #[track_caller]
     pub fn minor(&self) -> u32 {
-        minor_of(&self.parts)
+        minor_of(&self.release)
     }
 
     /// Returns the path of a certificate or key.
