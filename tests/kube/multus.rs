@@ -344,10 +344,10 @@ fn delete_by_weft(comparison: &Comparison, keys: &Value) {
             shown.iter().filter(|line| !INTENDED.iter().any(|(end, _)| line.ends_with(end))).collect();
         assert!(faults.is_empty(), "{name}: {faults:?}");
         let call = comparison.agent.attachment(pod, name, uid);
-        // By weft's plugins: Go's bridge checks no network without addresses. Multus records that a requested default route was
-        // moved, although its release of the netlink library leaves the route in place.
+        // Multus records that a requested default route was moved, although its release of the netlink library leaves the route
+        // in place.
         if !name.starts_with("routed") {
-            call.check(&rig::with(&weft, &json!({ "cniVersion": "1.0.0", "builtin": "always" }))).success();
+            call.check(&rig::with(&weft, &json!({ "cniVersion": "1.0.0" }))).success();
         }
         call.del(&weft).success();
         call.del(&weft).success();

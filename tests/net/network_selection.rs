@@ -443,10 +443,11 @@ fn default_route_by_the_pod_itself_or_its_subnet_is_refused() {
         ("10.2.0.0", "the address of the network on net1"),
         ("10.2.0.255", "the broadcast address on net1"),
     ];
-    for (gateway, why) in cases {
+    for (index, (gateway, why)) in cases.into_iter().enumerate() {
         host.run(["sh", "-c", "rm -f /var/lib/cni/networks/*/last_reserved_ip.*"]);
-        cluster.pod("web", json!([{ "name": "red", "default-route": ["10.2.0.1", gateway] }]));
-        let pod = host.pod("web");
+        let name = format!("web-{index}");
+        cluster.pod(&name, json!([{ "name": "red", "default-route": ["10.2.0.1", gateway] }]));
+        let pod = host.pod(&name);
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let words = ["default route: blue/red on net1", "default-route", gateway, why];
         assert_refused(gateway, &cluster.attachment(&pod).add(&config), 7, &words);

@@ -9,7 +9,7 @@ mod programs;
 mod unchecked;
 
 pub use programs::{PluginProgram, ProgramFile, Programs};
-pub use unchecked::Unchecked;
+pub use unchecked::{Unchecked, fails_check};
 
 use std::collections::BTreeSet;
 

@@ -127,6 +127,8 @@ pub(super) struct PageAccess {
     tokens: Mutex<HashMap<String, KnownToken>>,
     rejected: Mutex<HashMap<String, KnownToken>>,
     users: Mutex<HashMap<Arc<PageUser>, Arc<UserRights>>>,
+    /// Tokens that are reviewed now. Requests with the same token wait for one review.
+    pending: Mutex<HashMap<String, Arc<AsyncMutex<()>>>>,
     reviews: Semaphore,
     shares: ReviewShares,
 }
@@ -154,6 +156,7 @@ impl PageAccess {
             tokens: Mutex::default(),
             rejected: Mutex::default(),
             users: Mutex::default(),
+            pending: Mutex::default(),
             reviews: Semaphore::new(REVIEWS_MAX),
             shares: ReviewShares::new(),
         }
@@ -188,15 +191,17 @@ impl PageAccess {
         if let Some(known) = self.known(token, FRESH) {
             return known;
         }
+        let pending = self.pending(token);
+        let _turn = pending.lock().await;
+        // Another request with the token may have been reviewed in the meantime.
+        if let Some(known) = self.known(token, FRESH) {
+            return known;
+        }
         let is_viewer = lock(&self.tokens).contains_key(token);
         if client.is_some_and(|client| !is_viewer && !self.shares.take(client)) {
             return Err(Denied::TooMany);
         }
         let _slot = self.reviews.acquire().await;
-        // Another request with the token may have been reviewed in the meantime.
-        if let Some(known) = self.known(token, FRESH) {
-            return known;
-        }
         match self.review_token(token).await {
             Ok(user) => {
                 let known = KnownToken { at: Instant::now(), user: user.map(Arc::new) };
@@ -211,6 +216,13 @@ impl PageAccess {
             }
             Err(why) => self.known(token, STALE_MAX).unwrap_or(Err(why)),
         }
+    }
+
+    /// Returns the lock that is held while a token is reviewed.
+    fn pending(&self, token: &str) -> Arc<AsyncMutex<()>> {
+        let mut pending = lock(&self.pending);
+        pending.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(pending.entry(token.to_owned()).or_default())
     }
 
     /// Returns the outcome of an earlier review.

@@ -1,6 +1,7 @@
 //! Plugins that a sandbox's CHECK does not call, so that no report calls them unchanged.
 
 use cni::network::{Network, plugin_type};
+use cni::object::Object;
 use cni::version::{Verb, Version};
 use serde::Serialize;
 
@@ -27,29 +28,43 @@ impl Entry {
         let found = all.filter_map(|(index, delegate)| {
             let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
             let has_check = network.version >= Verb::Check.since();
-            if has_check && !network.disable_check {
-                return None;
-            }
             let programs = self.attachments.get(index).map(|attachment| &attachment.programs);
-            let is_built_in = |plugin: &str| {
-                network.version >= Version::V0_3_0
-                    && programs.and_then(|programs| programs.get(plugin)) == Some(&PluginProgram::BuiltIn)
+            let is_skipped = |kind: &str, plugin: &Object| {
+                let program = programs.and_then(|programs| programs.get(kind));
+                let is_built_in =
+                    network.version >= Version::V0_3_0 && program == Some(&PluginProgram::BuiltIn);
+                let is_external = matches!(program, Some(PluginProgram::External(_)));
+                network.disable_check
+                    || (!has_check && !is_built_in)
+                    || (has_check && is_external && fails_check(kind, plugin))
             };
-            let types = network.plugins.iter().filter_map(|plugin| plugin_type(plugin).ok());
-            let types = types.filter(|kind| network.disable_check || !is_built_in(kind.as_str()));
-            let plugins: Vec<String> = types.map(|kind| kind.to_string()).collect();
-            let why = match network.disable_check {
-                true => "disableCheck is set".to_owned(),
-                false => format!(
+            let kinds = network.plugins.iter().filter_map(|plugin| Some((plugin_type(plugin).ok()?, plugin)));
+            let skipped = kinds.filter(|(kind, plugin)| is_skipped(kind.as_str(), plugin));
+            let plugins: Vec<String> = skipped.map(|(kind, _)| kind.to_string()).collect();
+            let why = match (network.disable_check, has_check) {
+                (true, _) => "disableCheck is set".to_owned(),
+                (false, false) => format!(
                     "cniVersion {} has no CHECK, so only interface and addresses were compared",
                     network.version.as_str()
                 ),
+                (false, true) => {
+                    "this program has no CHECK without ipam, so only interface and addresses were compared"
+                        .to_owned()
+                }
             };
             let (network, interface) = (delegate.network.clone(), delegate.ifname.to_string());
             (!plugins.is_empty()).then_some(Unchecked { network, interface, plugins, why })
         });
         found.collect()
     }
+}
+
+/// Whether CHECK of the reference plugin always fails: `bridge` calls its IPAM plugin also without one.
+///
+/// Source: containernetworking/plugins v1.9.1, `plugins/main/bridge`, `cmdCheck`.
+pub fn fails_check(kind: &str, plugin: &Object) -> bool {
+    let ipam = cni::network::ipam_type(plugin);
+    kind == "bridge" && matches!(ipam, Ok(None))
 }
 
 impl std::fmt::Display for Unchecked {

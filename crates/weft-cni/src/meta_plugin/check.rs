@@ -20,7 +20,7 @@ use linux::Netns;
 use npwg::outcome::Own;
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
-use rpc::journal::Entry;
+use rpc::journal::{Entry, fails_check};
 
 use super::enforcement;
 use crate::plugin_invoker::PluginInvoker;
@@ -57,8 +57,10 @@ fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &De
         let Ok(kind) = plugin_type(plugin) else { return false };
         let is_replaced = served.is_replaced(&kind, &entry.path);
         // Results before 0.3.0 lack the interfaces that a plugin checks.
-        let is_known = served.in_process(&kind, &entry.path) && network.version >= Version::V0_3_0;
-        !is_replaced && (has_check || is_known)
+        let is_built_in = served.in_process(&kind, &entry.path);
+        let is_known = is_built_in && network.version >= Version::V0_3_0;
+        let can_succeed = is_built_in || !fails_check(kind.as_str(), plugin);
+        !is_replaced && can_succeed && (has_check || is_known)
     };
     let plugins: Vec<Object> = network.plugins.iter().filter(is_checked).cloned().collect();
     if plugins.len() < network.plugins.len()

@@ -277,9 +277,10 @@ async fn end_hopeless(
 /// Prints how a case has ended.
 fn show(case: &Case, progress: Progress) {
     if let Some(outcome) = case.outcome() {
-        let Outcome { network, nodes, verdict, found, .. } = outcome;
+        // The table tells what was found.
+        let Outcome { network, nodes, verdict, .. } = outcome;
         let verdict = if *verdict == Verdict::Ok { "ok" } else { "FAULT" };
-        let line = format!("{verdict:5}  {network}  {}  {found}", nodes.join(" - "));
+        let line = format!("{verdict:5}  {network}  {}", nodes.join(" - "));
         progress.line(format!("  {}", plain(line.trim_end())));
     }
 }

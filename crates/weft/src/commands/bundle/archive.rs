@@ -42,7 +42,8 @@ impl Archive {
     /// Ends the archive.
     pub(super) fn end(mut self) -> io::Result<()> {
         self.file.write_all(&[0; 2 * BLOCK])?;
-        self.file.sync_all()
+        // A pipe or a terminal has nothing to sync.
+        if self.file.metadata()?.is_file() { self.file.sync_all() } else { Ok(()) }
     }
 }
 
