@@ -180,7 +180,6 @@ fn admission_webhook_completes_pods_once() {
         "k8s.v1.cni.cncf.io/resourceName": "e.x/vf", "k8s.v1.cni.cncf.io/nodeSelector": "fabric=a",
     });
     cluster.apply(&device).success();
-    cluster.kube.kubectl(["label", "namespace", "blue", "weft.dev/readiness-gate=true"]);
     cluster.kube.kubectl([
         "annotate",
         "namespace",
@@ -198,7 +197,6 @@ fn admission_webhook_completes_pods_once() {
         "{found}"
     );
     assert_eq!(found["spec"]["nodeSelector"], json!({ "fabric": "a" }));
-    assert_eq!(found["spec"]["readinessGates"], json!([{ "conditionType": "weft.dev/networks-ready" }]));
     assert_eq!(found["metadata"]["annotations"]["v1.multus-cni.io/default-network"], "kube-system/other");
     assert!(
         container["volumeMounts"]

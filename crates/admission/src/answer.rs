@@ -49,8 +49,7 @@ impl AdmissionController {
     /// Returns the answer to the body of a request; `None` if it is no review.
     pub(crate) fn answer(&self, webhook: Webhook, body: &[u8]) -> Option<Vec<u8>> {
         let began = Instant::now();
-        let read = serde_json::from_slice::<Review>(body).ok();
-        let Some(request) = read.and_then(|review| review.request) else {
+        let Some(request) = request(body) else {
             self.metrics.unreadable();
             return None;
         };
@@ -138,6 +137,12 @@ impl AdmissionController {
     }
 }
 
+/// Returns the request of a review. An answer repeats the review's `apiVersion` and `kind`, and the API server ignores one without
+/// them, so the request keeps both.
+fn request(body: &[u8]) -> Option<AdmissionRequest<DynamicObject>> {
+    serde_json::from_slice::<Review>(body).ok()?.try_into().ok()
+}
+
 fn warned(mut response: AdmissionResponse, warnings: Vec<String>) -> (AdmissionResponse, &'static str) {
     let outcome = if warnings.is_empty() { "allowed" } else { "warned" };
     if !warnings.is_empty() {
@@ -164,5 +169,25 @@ impl Subject {
 
     fn network(&self) -> NetworkReference {
         NetworkReference::new(&self.namespace, &self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn admission_answer_repeats_the_version_of_the_review() {
+        let review = json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+            "uid": "1", "operation": "DELETE", "name": "a", "namespace": "n", "userInfo": {},
+            "kind": { "group": "k8s.cni.cncf.io", "version": "v1", "kind": "NetworkAttachmentDefinition" },
+            "resource": { "group": "k8s.cni.cncf.io", "version": "v1", "resource": "network-attachment-definitions" },
+            "object": null, "oldObject": { "metadata": { "name": "a" } } } });
+        let read = request(review.to_string().as_bytes()).unwrap();
+        let answer = serde_json::to_value(AdmissionResponse::from(&read).into_review()).unwrap();
+        assert_eq!((&answer["apiVersion"], &answer["kind"]), (&review["apiVersion"], &review["kind"]));
+        assert_eq!(answer["response"]["uid"], "1");
+        assert!(request(b"{}").is_none() && request(b"[").is_none());
     }
 }

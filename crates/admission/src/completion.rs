@@ -1,4 +1,4 @@
-//! Completion of a new pod: device resources, node selectors, readiness gate, and the namespace's default network.
+//! Completion of a new pod: device resources, node selectors, and the namespace's default network.
 //!
 //! - A resource is added to the first container, as often as networks need it and no container requests it already. So
 //!   a second call changes nothing, and a pod that requests devices itself keeps them.
@@ -7,7 +7,7 @@
 //! - A node selector of a definition never replaces one of the pod. Where the two differ, the pod is left as it is, and the user
 //!   is warned.
 //!
-//! Source: network-resources-injector, whose annotations these are; KEP-580, readiness gates.
+//! Source: network-resources-injector, whose annotations these are.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,6 @@ use crate::cluster::NamespaceFacts;
 
 /// Annotation of a pod: `true` adds resources although it has claims, `false` never adds resources.
 pub(crate) const INJECT: &str = "weft.dev/inject-resources";
-/// Annotation of a pod, and label of a namespace, with the value `true`: pods get the readiness gate.
-pub(crate) const GATE_REQUEST: &str = "weft.dev/readiness-gate";
-/// Condition that the agent sets when every network is attached.
-pub(crate) const GATE: &str = "weft.dev/networks-ready";
 /// Annotation of a definition with node labels that pods with this network need, `KEY=VALUE[,KEY=VALUE…]`.
 pub(crate) const NODE_SELECTOR: &str = "k8s.v1.cni.cncf.io/nodeSelector";
 /// Volume with the labels and annotations of the pod, which programs that use devices read.
@@ -54,7 +50,6 @@ impl Completion {
         }
         completion.default_network(object, pod, namespace);
         let selected = selected(pod, definitions);
-        completion.readiness_gate(object, pod, namespace, !selected.is_empty());
         completion.node_selectors(object, &selected);
         completion.resources(object, pod, &selected);
         completion
@@ -101,26 +96,6 @@ impl Completion {
         };
         if !pod.annotations.contains_key(key) {
             self.add_member(object, &["metadata", "annotations"], key, json!(network));
-        }
-    }
-
-    fn readiness_gate(
-        &mut self,
-        object: &Value,
-        pod: &Pod,
-        namespace: Option<&NamespaceFacts>,
-        has_networks: bool,
-    ) {
-        let requested = match pod.annotations.get(GATE_REQUEST) {
-            Some(value) => value == "true",
-            None => namespace
-                .and_then(|namespace| namespace.labels.get(GATE_REQUEST))
-                .is_some_and(|value| value == "true"),
-        };
-        let gates = object.pointer("/spec/readinessGates").and_then(Value::as_array);
-        let is_there = gates.is_some_and(|gates| gates.iter().any(|gate| gate["conditionType"] == GATE));
-        if requested && has_networks && !is_there {
-            self.add_element(object, &["spec", "readinessGates"], json!({ "conditionType": GATE }));
         }
     }
 

@@ -94,6 +94,9 @@ pub(crate) fn clipped(text: &str) -> String {
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   API server ──AdmissionReview──► server ─► answer ─┬─ /validate: findings of lint, references, definitions in use
-//!        ▲                                             └─ /mutate: resources, node selectors, readiness gate, default network
+//!        ▲                                             └─ /mutate: resources, node selectors, default network
 //!        └── caBundle ◄── certificates ◄── Secret          ▲
 //!   API server ──watch──► definitions, namespaces, pods ───┘
 //! ```

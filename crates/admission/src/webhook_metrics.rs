@@ -37,13 +37,17 @@ impl WebhookMetrics {
         let mut registry = Registry::with_prefix("weft_admission");
         let (reviews, unreadable) = (Family::<ReviewLabels, Counter>::default(), Counter::default());
         let seconds = Histogram::new(BOUNDS);
-        let help = "Number of answered reviews, by webhook (validate, mutate) and outcome (allowed, warned, denied, changed)";
+        let help = "Number of answered reviews, by webhook and outcome";
         registry.register("reviews", help, reviews.clone());
         registry.register("answer_seconds", "Time to answer a review", seconds.clone());
         let help = "Number of requests that were no review of the API server";
         registry.register("requests_unreadable", help, unreadable.clone());
-        for (webhook, outcome) in [("validate", "allowed"), ("mutate", "allowed")] {
-            let _ = reviews.get_or_create(&ReviewLabels { webhook, outcome });
+        for (webhook, outcomes) in
+            [("validate", ["allowed", "warned", "denied"]), ("mutate", ["allowed", "warned", "changed"])]
+        {
+            for outcome in outcomes {
+                let _ = reviews.get_or_create(&ReviewLabels { webhook, outcome });
+            }
         }
         WebhookMetrics { registry, reviews, seconds, unreadable }
     }

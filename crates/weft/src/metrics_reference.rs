@@ -34,6 +34,7 @@ fn pages() -> Vec<(&'static str, String)> {
         "services" => ("Services controller", page),
         "policy" => ("Policy controller", page),
         "page" => ("Page", page),
+        "admission" => ("Admission webhook", page),
         _ => ("Neutron controller", page),
     });
     let agent = ("Node agent", node_agent::example_metrics());

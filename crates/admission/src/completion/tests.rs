@@ -99,31 +99,6 @@ fn node_selector_of_the_pod_is_never_replaced() {
 }
 
 #[test]
-fn readiness_gate_is_added_on_request_to_pods_with_networks() {
-    let facts = |value: &str| NamespaceFacts {
-        labels: [(GATE_REQUEST.to_owned(), value.to_owned())].into(),
-        default_network: None,
-    };
-    let spec = json!({ "containers": [] });
-    let gates = |object: &Value, namespace: &NamespaceFacts| {
-        completed(object, Some(namespace)).0["spec"]["readinessGates"].clone()
-    };
-    let one = json!([{ "conditionType": GATE }]);
-    assert_eq!(gates(&pod("plain", &spec), &facts("true")), one);
-    assert_eq!(gates(&pod("plain", &spec), &facts("false")), Value::Null);
-    assert_eq!(gates(&pod("", &spec), &facts("true")), Value::Null, "no network, no gate");
-    let mut own = pod("plain", &spec);
-    own["metadata"]["annotations"][GATE_REQUEST] = json!("false");
-    assert_eq!(gates(&own, &facts("true")), Value::Null, "the pod decides");
-    own["metadata"]["annotations"][GATE_REQUEST] = json!("true");
-    own["spec"]["readinessGates"] = json!([{ "conditionType": "other" }]);
-    let both = json!([{ "conditionType": "other" }, { "conditionType": GATE }]);
-    assert_eq!(gates(&own, &facts("false")), both);
-    own["spec"]["readinessGates"] = both.clone();
-    assert_eq!(gates(&own, &facts("false")), both, "twice is once");
-}
-
-#[test]
 fn default_network_of_the_namespace_applies_without_own() {
     let facts = NamespaceFacts { labels: BTreeMap::new(), default_network: Some("kube-system/blue".into()) };
     let key = Annotation::DefaultNetwork.key();
