@@ -376,22 +376,24 @@ const FORBIDDEN: [&str; 14] = [
 ];
 
 /// Objects that the test of roles applies, below `deploy`.
-const DEFINITIONS_AND_ROLES: [&str; 7] = [
+const DEFINITIONS_AND_ROLES: [&str; 8] = [
     "crds/ipamclaims.k8s.cni.cncf.io.yaml",
     "policy/policyaddresssets.weft.dev.yaml",
     "ipam/rbac.yaml",
     "services/rbac.yaml",
     "neutron/rbac.yaml",
+    "webhook/rbac.yaml",
     "components/policy/rbac.yaml",
     "components/policy/agent-rbac.yaml",
 ];
 /// Accounts of all components.
-const ACCOUNTS: [&str; 5] = [
+const ACCOUNTS: [&str; 6] = [
     "weft-agent",
     "weft-controller-ipam",
     "weft-controller-services",
     "weft-controller-policy",
     "weft-neutron",
+    "weft-admission",
 ];
 
 // Requirements: M25, V13-8.2-1
@@ -417,6 +419,8 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "watch policyaddresssets.weft.dev"),
         ("weft-neutron", "update leases/weft-neutron"),
         ("weft-neutron", "patch pods --subresource=status"),
+        ("weft-admission", "patch validatingwebhookconfigurations/weft-admission"),
+        ("weft-admission", "update secrets/weft-admission"),
     ] {
         until("the roles are effective", || may(account, words).then_some(()));
     }
@@ -446,6 +450,11 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-neutron", "update pods"),
         ("weft-neutron", "delete ipblocks.weft.dev"),
         ("weft-neutron", "update leases/weft-ipam"),
+        ("weft-admission", "patch pods"),
+        ("weft-admission", "patch pods --subresource=status"),
+        ("weft-admission", "update secrets/other"),
+        ("weft-admission", "patch validatingwebhookconfigurations/other"),
+        ("weft-admission", "patch network-attachment-definitions.k8s.cni.cncf.io"),
     ] {
         assert!(!may(account, words), "{account}: {words}");
     }

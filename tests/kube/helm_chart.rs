@@ -147,14 +147,20 @@ fn alternatives() -> Vec<(&'static str, Value)> {
     ]
     .into_iter()
     .chain(alternatives_of_monitoring())
-    .chain(alternatives_of_controllers())
+    .chain(alternatives_of_controllers().into_iter().chain(alternatives_of_admission()))
     .chain(CONTROLLER_ARGUMENTS.map(|path| (path, json!(["--log=debug"]))))
     .collect()
 }
 
 /// Values with further arguments of a controller.
-const CONTROLLER_ARGUMENTS: [&str; 5] =
-    ["ipam.extraArgs", "services.extraArgs", "policy.extraArgs", "neutron.extraArgs", "page.extraArgs"];
+const CONTROLLER_ARGUMENTS: [&str; 6] = [
+    "ipam.extraArgs",
+    "services.extraArgs",
+    "policy.extraArgs",
+    "neutron.extraArgs",
+    "page.extraArgs",
+    "admission.extraArgs",
+];
 
 /// Alternatives for the values of alerts, metrics and dashboard.
 fn alternatives_of_monitoring() -> [(&'static str, Value); 6] {
@@ -165,6 +171,23 @@ fn alternatives_of_monitoring() -> [(&'static str, Value); 6] {
         ("monitoring.podMonitor.labels", json!({ "prometheus": "main" })),
         ("monitoring.dashboard.enabled", json!(true)),
         ("monitoring.dashboard.labels.grafana_dashboard", json!("yes")),
+    ]
+}
+
+/// Alternatives for the values of the admission webhook.
+fn alternatives_of_admission() -> [(&'static str, Value); 11] {
+    [
+        ("admission.enabled", json!(false)),
+        ("admission.replicas", json!(1)),
+        ("admission.missingNetworks", json!("deny")),
+        ("admission.failurePolicy", json!("Fail")),
+        ("admission.resources", json!({ "limits": { "memory": "64Mi" } })),
+        ("admission.nodeSelector", json!({ "a": "b" })),
+        ("admission.tolerations", json!([{ "key": "a", "operator": "Exists" }])),
+        ("admission.priorityClassName", json!("")),
+        ("admission.affinity", json!({ "nodeAffinity": {} })),
+        ("admission.serviceAccount.create", json!(false)),
+        ("admission.serviceAccount.name", json!("mine")),
     ]
 }
 
@@ -487,7 +510,7 @@ fn helm_values_each_change_the_output() {
     leaves(&helm.run("values", &[], "").success().json(), "", &mut values_of_chart);
     let tried: BTreeSet<String> = alternatives().iter().map(|(path, _)| (*path).to_owned()).collect();
     assert_eq!(values_of_chart, tried, "values of the chart, and values that are tried");
-    let all = &with(&all(), "page.enabled", &json!(true));
+    let all = &with(&with(&all(), "page.enabled", &json!(true)), "admission.enabled", &json!(true));
     let removing = with(all, "removal.enabled", &json!(true));
     let bare = json!({});
     let without_policies = with(all, "policy.enabled", &json!(false));
@@ -534,6 +557,8 @@ fn helm_invalid_values_are_refused_by_name() {
         ("install.fileName", json!("00-weft.yaml"), "/install/fileName"),
         ("hotPlug.enabled", json!("yes"), "/hotPlug/enabled"),
         ("neutron.vifStore", json!("etcd"), "/neutron/vifStore"),
+        ("admission.failurePolicy", json!("Warn"), "/admission/failurePolicy"),
+        ("admission.missingNetworks", json!(true), "/admission/missingNetworks"),
         ("ipam.replicas", json!(-1), "/ipam/replicas"),
         ("page.from", json!({}), "/page/from"),
         ("ipam.serviceAccount.name", json!("Mine"), "/ipam/serviceAccount/name"),

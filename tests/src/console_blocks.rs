@@ -535,6 +535,23 @@ pub const ROWS: &[Row] = &[
     ),
     row("docs/scale.md", "export WEFT", Way::NotRun("simulates a large cluster; a test runs a smaller one")),
     row(
+        "docs/admission.md",
+        "kubectl apply -k deploy/webhook",
+        Way::NotRun("needs a cluster that runs pods: tests/kube/kustomizations.rs applies it"),
+    ),
+    row(
+        "docs/admission.md",
+        "kubectl annotate net-attach-def",
+        Way::NotRun(
+            "needs a running webhook: tests/kube/admission_webhook.rs annotates and deletes a network",
+        ),
+    ),
+    row(
+        "docs/admission.md",
+        "kubectl delete validatingwebhookconfiguration",
+        Way::NotRun("needs the webhook configurations of a cluster"),
+    ),
+    row(
         "docs/page.md",
         "weft controller --page",
         Way::NotRun("runs until it is stopped; tests/kube/page.rs starts it with these arguments"),
