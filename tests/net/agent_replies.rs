@@ -70,10 +70,12 @@ fn agent_reply_with_a_hostile_plan_is_refused_before_any_effect() {
         file[key] = path.into();
         file
     };
+    let itself = r#"{"cniVersion":"1.0.0","name":"extra","plugins":[{"type":"weft"}]}"#;
     for (pointer, value, words) in [
         ("/container", json!("other"), ["container", "other"]),
         ("/pod/name", json!("other"), ["pod.name", "other"]),
         ("/delegates/1/ifname", json!("eth0"), ["delegates[1].ifname", "eth0"]),
+        ("/delegates/1/config", json!(itself), ["delegates[1].config", "weft"]),
         ("/delegates/1/deviceInfo", device("path", "/etc/cron.d/x"), ["deviceInfo.path", "/etc/cron.d/x"]),
         (
             "/delegates/1/deviceInfo",

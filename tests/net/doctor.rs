@@ -446,9 +446,16 @@ fn doctor_lists_unreadable_entries_that_a_del_renamed() {
     run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
     let file = "/var/lib/weft/sandboxes/blue_web.json";
     host.run(["truncate", "-s", "100", file]);
-    // `detach` of the pod does not say that nothing is attached.
+    // `detach` of the pod does not say that nothing is attached, whether the file has the pod's name or a runtime's.
     let refused = run(&host, "detach blue/web");
-    assert!(refused.code == Some(1) && refused.stderr.contains("unreadable"), "{refused}");
+    let unreadable = format!("{file}: unreadable");
+    assert!(refused.code == Some(1) && refused.stderr.contains(&unreadable), "{refused}");
+    assert!(refused.stderr.contains("A pod is not deleted"), "{refused}");
+    let of_runtime = "/var/lib/weft/sandboxes/4f1c.json";
+    host.run(["mv", file, of_runtime]);
+    let refused = run(&host, "detach blue/web");
+    assert!(refused.code == Some(1) && refused.stderr.contains("no readable entry"), "{refused}");
+    host.run(["mv", of_runtime, file]);
     for (place, name) in [format!("{file}.unreadable"), format!("{file}.unreadable.1")].iter().enumerate() {
         host.run(["cp", file, name]);
         let found = findings(&host);
