@@ -145,9 +145,10 @@ impl Target {
     ) -> Result<Option<(JournalHandle, Entry)>, Failure> {
         if let Some(container) = self.container()? {
             for handle in handles {
-                let entry = handle.journal.entry(&container).map_err(|error| {
-                    Failure::from(error).context(format!("sandbox {container} has no readable entry"))
-                })?;
+                let entry = handle
+                    .journal
+                    .entry(&container)
+                    .map_err(|error| error.context(format!("sandbox {container} has no readable entry")))?;
                 if let Some(entry) = entry {
                     refuse_other_pod(pod, &entry)?;
                     return Ok(Some((handle.clone(), entry)));
