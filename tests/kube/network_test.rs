@@ -136,7 +136,7 @@ fn network_test_without_kubelet_times_out_and_removes_its_pods() {
     assert_eq!(finished.code, Some(1), "{finished}");
     for words in [
         "deleted pod blue/weft-test-old of a killed run",
-        "FAULT",
+        "ERROR",
         "timeout: pod weft-test-",
         "does not start",
     ] {

@@ -63,7 +63,7 @@ fn faults(finished: &Finished) -> Vec<String> {
     let steps = document["steps"].as_array().expect("steps").iter();
     let value = |step: &Value, key: &str| step[key].as_str().unwrap_or_default().to_owned();
     steps
-        .filter(|step| step["verdict"] == "fault")
+        .filter(|step| step["result"] == "error")
         .map(|step| format!("{} {}: {}", value(step, "step"), value(step, "place"), value(step, "found")))
         .collect()
 }
@@ -142,7 +142,7 @@ fn trace_to_a_pod_that_is_not_attached_elsewhere_says_why() {
     create("broken", json!({ status: "\u{1b}[2J{" }), json!({ "nodeName": "worker-9" }));
     let other = json!([{ "name": "<b>\u{1b}[2J\u{202e}red", "interface": "net1", "ips": ["10.11.0.3"] }]);
     create("other", json!({ status: other.to_string() }), json!({ "nodeName": "worker-9" }));
-    for (pod, found, cure) in [
+    for (pod, found, hint) in [
         ("pending", "the pod is not scheduled to a node", "kubectl describe pod -n blue pending"),
         ("silent", "on node worker-9 and has no network-status", "`weft history blue/silent`"),
         ("host", "the host network on node worker-9", "a pod with its own network"),
@@ -152,7 +152,7 @@ fn trace_to_a_pod_that_is_not_attached_elsewhere_says_why() {
     ] {
         let traced = TwoNodes::trace(&agent, &format!("web {pod}"));
         assert_eq!(traced.code, Some(1), "{traced}");
-        assert!(traced.stdout.contains(found) && traced.stdout.contains(cure), "{pod}: {traced}");
+        assert!(traced.stdout.contains(found) && traced.stdout.contains(hint), "{pod}: {traced}");
         assert!(!traced.stdout.contains(['\u{1b}', '\u{202e}']), "{pod}: {:?}", traced.stdout);
     }
     // The first pod is nowhere.

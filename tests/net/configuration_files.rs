@@ -173,7 +173,7 @@ fn list_and_detach_fail_if_the_configuration_is_not_valid() {
     host.run(["mv", file, &format!("{file}.cilium_bak")]);
     let found = run(&host, "doctor -o json").json();
     assert_eq!(found[0]["what"], format!("configuration {file}.cilium_bak"));
-    assert!(found[0]["cure"].to_string().contains("cni.exclusive"), "{found}");
+    assert!(found[0]["hint"].to_string().contains("cni.exclusive"), "{found}");
     assert_eq!(list(&host), attached);
     run(&host, "detach --pod blue/web").success();
     assert_eq!(list(&host), json!([]));

@@ -227,13 +227,13 @@ fn with_default_network(host: &Host) {
     run(host, "doctor").success();
 }
 
-/// Returns the only finding: what, why and cure in a line.
+/// Returns the only finding: what, why and hint in a line.
 #[track_caller]
 fn only_finding(host: &Host) -> String {
     let found = findings(host);
     let [only_finding] = found.as_slice() else { panic!("{found:#?}") };
     let text = |key: &str| only_finding[key].as_str().unwrap().to_owned();
-    format!("{} | {} | {}", text("what"), text("why"), text("cure"))
+    format!("{} | {} | {}", text("what"), text("why"), text("hint"))
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn doctor_reports_a_damaged_record_of_installed_programs() {
     assert!(damaged.starts_with("weft install --command | "), "{damaged}");
     assert!(damaged.contains(&format!("{RECORD}: damaged record of installed programs: ")), "{damaged}");
     assert!(damaged.contains(" | restore the record, or delete it together with the program"), "{damaged}");
-    // Until then, nothing is replaced. Both cures are true.
+    // Until then, nothing is replaced. Both hints are true.
     assert!(install().stdout.contains("/run/tools/weft: not installed: "));
     host.write(RECORD, &kept);
     run(&host, "doctor").success();
@@ -349,13 +349,13 @@ fn doctor_reports_a_damaged_record_of_installed_programs() {
     assert!(unread.starts_with("weft install --command | ") && unread.contains(RECORD), "{unread}");
 }
 
-/// Returns the cure of the finding about `what` whose reason contains `why`.
+/// Returns the hint of the finding about `what` whose reason contains `why`.
 #[track_caller]
-fn cure_of(found: &[Value], what: &str, why: &str) -> String {
+fn hint_of(found: &[Value], what: &str, why: &str) -> String {
     let is_it =
         |one: &&Value| one["what"] == what && one["why"].as_str().is_some_and(|text| text.contains(why));
     let one = found.iter().find(is_it).unwrap_or_else(|| panic!("{what}: {why}: {found:#?}"));
-    one["cure"].as_str().expect("a cure").to_owned()
+    one["hint"].as_str().expect("a hint").to_owned()
 }
 
 #[test]
@@ -373,13 +373,13 @@ fn doctor_reports_its_own_configuration_renamed_by_cilium() {
     let renamed = format!("{WRITTEN}.cilium_bak");
     host.run(["mv", WRITTEN, &renamed]);
     let found = only_finding(&host);
-    let [what, why, cure] = found.split(" | ").collect::<Vec<_>>()[..] else { panic!("{found}") };
+    let [what, why, hint] = found.split(" | ").collect::<Vec<_>>()[..] else { panic!("{found}") };
     assert_eq!(what, format!("configuration {renamed}"));
     assert!(why.starts_with("Cilium renamed it") && why.contains("the runtime does not use it"), "{why}");
     for part in ["set cni.exclusive to false", "run weft install", &format!("delete {renamed}")] {
-        assert!(cure.contains(part), "{part}: {cure}");
+        assert!(hint.contains(part), "{part}: {hint}");
     }
-    // Each part of the cure is needed, and all of them are sufficient.
+    // Each part of the hint is needed, and all of them are sufficient.
     install();
     assert_eq!(host.read(WRITTEN).as_ref(), Some(&written));
     let kept = only_finding(&host);
@@ -408,9 +408,9 @@ fn doctor_reports_a_namespace_that_cannot_be_checked() {
     // A link to itself is unreadable, even for root.
     host.run(["sh", "-e", "-c", "mv /run/pods /run/away; ln -s pods /run/pods"]);
     let found = findings(&host);
-    let cure =
-        cure_of(&found, sandbox, "failed to check its network namespace /run/pods/web: Too many levels");
-    assert_eq!(cure, "make it readable, then run weft doctor again");
+    let hint =
+        hint_of(&found, sandbox, "failed to check its network namespace /run/pods/web: Too many levels");
+    assert_eq!(hint, "make it readable, then run weft doctor again");
     // It does not advise to detach: the namespace may exist.
     assert_eq!(found.iter().filter(|one| is_of_sandbox(one)).count(), 1, "{found:#?}");
 
@@ -461,8 +461,8 @@ fn doctor_lists_unreadable_entries_that_a_del_renamed() {
         let found = findings(&host);
         let renamed = |one: &&Value| one["what"].as_str().is_some_and(|what| what.contains(".unreadable"));
         assert_eq!(found.iter().filter(renamed).count(), place + 1, "{found:?}");
-        let cure = cure_of(&found, &format!("journal {name}"), "a DEL found this entry unreadable");
-        assert!(cure.ends_with(&format!("sudo rm -r {name}")), "{cure}");
+        let hint = hint_of(&found, &format!("journal {name}"), "a DEL found this entry unreadable");
+        assert!(hint.ends_with(&format!("sudo rm -r {name}")), "{hint}");
     }
 }
 
@@ -474,22 +474,22 @@ fn doctor_reports_a_failed_detach_and_what_it_cannot_read() {
     assert_eq!(run(&host, "detach blue/web").code, Some(1));
     let found = findings(&host);
     let (sandbox, failed) = ("sandbox blue_web of blue/web", "failed to detach net2: ");
-    assert_eq!(cure_of(&found, sandbox, failed), "weft detach --container-id blue_web");
+    assert_eq!(hint_of(&found, sandbox, failed), "weft detach --container-id blue_web");
     assert!(found.iter().any(|one| one["why"].as_str().is_some_and(|text| text.contains("not yet"))));
     // The configuration is in a directory that the runtime does not read.
-    assert_eq!(cure_of(&found, "configuration", "no file configures weft"), "run weft install");
+    assert_eq!(hint_of(&found, "configuration", "no file configures weft"), "run weft install");
     let of_pod = run_in_pod(&host, "doctor -o json").json();
     let of_pod = of_pod.as_array().expect("a list");
-    let cure = "ssh worker-1 sudo weft detach --container-id blue_web";
-    assert_eq!(cure_of(of_pod, sandbox, failed), cure);
-    cure_of(of_pod, "agent /run/weft/agent.sock", "no agent answers");
+    let hint = "ssh worker-1 sudo weft detach --container-id blue_web";
+    assert_eq!(hint_of(of_pod, sandbox, failed), hint);
+    hint_of(of_pod, "agent /run/weft/agent.sock", "no agent answers");
 
     // A link to itself is unreadable, even for root.
     for cache in ["/var/lib/cni/results", "/var/lib/cni/cache/results"] {
         host.run(["mkdir", "-p", cache]);
         host.run(["rmdir", cache]);
         host.run(["ln", "-s", cache, cache]);
-        cure_of(&findings(&host), cache, "failed to read the result cache");
+        hint_of(&findings(&host), cache, "failed to read the result cache");
         host.run(["rm", cache]);
     }
 }

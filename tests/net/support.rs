@@ -95,14 +95,14 @@ fn doctor_reports_another_build_broken_links_and_cilium() {
     host.write("/etc/cni/net.d/10-flannel.conflist.cilium_bak", "{}");
     let finished = run(&host, "doctor -o json");
     let findings = finished.json().as_array().expect("a list").clone();
-    let cure = |what: &str| {
+    let hint = |what: &str| {
         let found = findings.iter().find(|finding| finding["what"] == what);
-        found.unwrap_or_else(|| panic!("{what}: {findings:?}"))["cure"].as_str().expect("text").to_owned()
+        found.unwrap_or_else(|| panic!("{what}: {findings:?}"))["hint"].as_str().expect("text").to_owned()
     };
-    assert_eq!(cure("plugin /opt/cni/bin/weft"), "weft install");
-    assert!(cure("configuration /etc/cni/net.d/10-flannel.conflist.cilium_bak").contains("cni-exclusive"));
-    // The cures are true: both files are as they should be afterwards.
-    let link = cure("plugin /opt/cni/bin/macvlan-old");
+    assert_eq!(hint("plugin /opt/cni/bin/weft"), "weft install");
+    assert!(hint("configuration /etc/cni/net.d/10-flannel.conflist.cilium_bak").contains("cni-exclusive"));
+    // The hints are true: both files are as they should be afterwards.
+    let link = hint("plugin /opt/cni/bin/macvlan-old");
     host.run(["sh", "-c", &link]);
     host.run(["rm", "/etc/cni/net.d/10-flannel.conflist.cilium_bak"]);
     install();
@@ -221,7 +221,7 @@ fn doctor_reports_kernel_cilium_and_a_read_only_directory() {
         assert!(found["why"].as_str().is_some_and(|text| text.contains(why)), "{found}");
     }
     assert_eq!(findings.len(), expected.len(), "{findings:?}");
-    // The cures are true.
+    // The hints are true.
     host.write(format!("{mounted}/cni-exclusive"), "false");
     host.run(["rm", "/run/m/b.json"]);
     let elsewhere = ["install", "--set", "manifestDir=/run/m", "--command=/run/writable"];

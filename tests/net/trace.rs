@@ -46,8 +46,8 @@ impl<'a> Path<'a> {
         let finished = self.run(&format!("web db -o json {words}"));
         let document = finished.json();
         let steps = document["steps"].as_array().expect("steps").clone();
-        let is_faulty = steps.iter().any(|step| step["verdict"] == "fault");
-        assert_eq!(document["verdict"], if is_faulty { "fault" } else { "ok" }, "{document}");
+        let is_faulty = steps.iter().any(|step| step["result"] == "error");
+        assert_eq!(document["result"], if is_faulty { "error" } else { "ok" }, "{document}");
         assert_eq!(finished.code, Some(i32::from(is_faulty)), "{finished}");
         steps
     }
@@ -56,14 +56,14 @@ impl<'a> Path<'a> {
     #[track_caller]
     fn assert_faults(&self, options: &str, steps: &[(&str, &str)], words: &[&str]) {
         let all = self.trace(options);
-        let faults: Vec<&Value> = all.iter().filter(|step| step["verdict"] == "fault").collect();
+        let faults: Vec<&Value> = all.iter().filter(|step| step["result"] == "error").collect();
         let text = |step: &Value, key: &str| step[key].as_str().unwrap_or_default().to_owned();
         let found: Vec<(String, String)> =
             faults.iter().map(|step| (text(step, "step"), text(step, "place"))).collect();
         let expected: Vec<(String, String)> =
             steps.iter().map(|(step, place)| ((*step).to_owned(), (*place).to_owned())).collect();
         assert_eq!(found, expected, "{all:#?}");
-        assert!(faults.iter().all(|step| !text(step, "cure").is_empty()), "{all:#?}");
+        assert!(faults.iter().all(|step| !text(step, "hint").is_empty()), "{all:#?}");
         let first = text(faults[0], "found");
         for word in words {
             assert!(first.contains(word), "{word}: {first}");
@@ -94,25 +94,25 @@ impl<'a> Path<'a> {
     #[track_caller]
     fn assert_vlan(&self, words: &str) {
         let all = self.steps(&self.end(&self.db, true));
-        assert!(all.iter().all(|step| step["verdict"] == "ok"), "{all:#?}");
+        assert!(all.iter().all(|step| step["result"] == "ok"), "{all:#?}");
         let vlan = all.iter().find(|step| step["step"] == "vlan").expect("the step vlan");
         assert!(vlan["found"].as_str().expect("a text").contains(words), "{words}: {vlan}");
     }
 
-    /// Asserts that the VLANs are the cause of lost packets, with these words in the finding and in the cure.
+    /// Asserts that the VLANs are the cause of lost packets, with these words in the finding and in the hint.
     #[track_caller]
-    fn assert_vlan_fault(&self, found: &str, cure: &str) {
+    fn assert_vlan_fault(&self, found: &str, hint: &str) {
         // The neighbour was resolved while the VLANs were equal.
         self.web.run(["ip", "neigh", "flush", "all"]);
         self.db.run(["ip", "neigh", "flush", "all"]);
         let all = self.steps(&self.end(&self.db, true));
-        let faults: Vec<&Value> = all.iter().filter(|step| step["verdict"] == "fault").collect();
+        let faults: Vec<&Value> = all.iter().filter(|step| step["result"] == "error").collect();
         let names: Vec<&str> = faults.iter().map(|step| step["step"].as_str().expect("a name")).collect();
         assert_eq!(names, ["neighbour", "vlan", "probe"], "{all:#?}");
         let text = |key: &str| faults[1][key].as_str().expect("a text").to_owned();
         assert!(
-            text("found").contains(found) && text("cure").contains(cure),
-            "{found}, {cure}: {}",
+            text("found").contains(found) && text("hint").contains(hint),
+            "{found}, {hint}: {}",
             faults[1]
         );
     }
@@ -173,7 +173,7 @@ fn trace_of_a_working_path_has_every_step() {
             "probe",
         ];
         assert_eq!(names, expected);
-        assert!(steps.iter().all(|step| step["verdict"] == "ok"), "{steps:#?}");
+        assert!(steps.iter().all(|step| step["result"] == "ok"), "{steps:#?}");
     }
     rig::assert_pod_unchanged("trace", &path.db, &before);
     let text = path.run("web db").success().stdout;
@@ -251,16 +251,16 @@ fn trace_names_ports_and_vlans_of_a_filtering_bridge() {
     // The port of `db` is moved to another VLAN, as a definition with another `vlan` does.
     host.run(["bridge", "vlan", "del", "dev", &db, "vid", "100"]);
     host.run(["bridge", "vlan", "add", "dev", &db, "vid", "200", "pvid", "untagged"]);
-    let cure = format!("bridge vlan add dev {db} vid 100 pvid untagged");
+    let hint = format!("bridge vlan add dev {db} vid 100 pvid untagged");
     let apart = format!("port {web} of blue/web is in VLAN 100, and port {db} of blue/db is not");
-    path.assert_vlan_fault(&format!("{apart}: it has VLANs 200 (untagged)"), &cure);
+    path.assert_vlan_fault(&format!("{apart}: it has VLANs 200 (untagged)"), &hint);
     // A trunk without the VLAN, then with the VLAN, whose frames leave it tagged.
     for id in ["300", "301", "302"] {
         host.run(["bridge", "vlan", "add", "dev", &db, "vid", id]);
     }
-    path.assert_vlan_fault(&format!("{apart}: it has VLANs 200 (untagged), 300-302 (tagged)"), &cure);
+    path.assert_vlan_fault(&format!("{apart}: it has VLANs 200 (untagged), 300-302 (tagged)"), &hint);
     host.run(["bridge", "vlan", "add", "dev", &db, "vid", "100"]);
-    path.assert_vlan_fault(&format!("its frames leave port {db} of blue/db tagged"), &cure);
+    path.assert_vlan_fault(&format!("its frames leave port {db} of blue/db tagged"), &hint);
     // Requests arrive, and replies belong to the other VLAN.
     host.run(["bridge", "vlan", "add", "dev", &db, "vid", "100", "untagged"]);
     let back = format!("port {db} of blue/db is in VLAN 200, and port {web} of blue/web is not");
@@ -271,7 +271,7 @@ fn trace_names_ports_and_vlans_of_a_filtering_bridge() {
         &format!("untagged frames of port {web} of blue/web belong to no VLAN: it has no VLAN"),
         &format!("bridge vlan add dev {web} vid ID pvid untagged"),
     );
-    // The cures work.
+    // The hints work.
     host.run(["bridge", "vlan", "add", "dev", &web, "vid", "100", "pvid", "untagged"]);
     host.run(["bridge", "vlan", "add", "dev", &db, "vid", "100", "pvid", "untagged"]);
     path.assert_vlan("share VLAN 100");
@@ -288,21 +288,21 @@ fn trace_finds_an_uplink_without_the_vlan_of_the_pod() {
     let steps = |name: &str| {
         let all = path.steps(&far);
         let own = all.iter().filter(|step| step["step"] == name);
-        own.map(|step| format!("{} {}", step["verdict"].as_str().unwrap(), step["found"].as_str().unwrap()))
+        own.map(|step| format!("{} {}", step["result"].as_str().unwrap(), step["found"].as_str().unwrap()))
             .collect::<Vec<_>>()
     };
     assert_eq!(
         steps("port").last().expect("a port"),
-        "fault bridge br2 has no port that leads to another node"
+        "error bridge br2 has no port that leads to another node"
     );
     host.run(["ip", "link", "add", "eth1", "type", "veth", "peer", "name", "far1"]);
     host.run(["ip", "link", "set", "eth1", "master", "br2"]);
-    let down = "fault no port of bridge br2 to other nodes is up, has a carrier and forwards: eth1";
+    let down = "error no port of bridge br2 to other nodes is up, has a carrier and forwards: eth1";
     assert_eq!(steps("port").last().expect("a port"), down);
     host.run(["ip", "link", "set", "eth1", "up"]);
     host.run(["ip", "link", "set", "far1", "up"]);
     assert_eq!(steps("port").last().expect("a port"), "ok bridge br2 leads to other nodes by eth1");
-    let without = "fault no port to other nodes is in VLAN 100: eth1 has VLANs 1 (untagged)";
+    let without = "error no port to other nodes is in VLAN 100: eth1 has VLANs 1 (untagged)";
     assert_eq!(steps("vlan"), [without]);
     host.run(["bridge", "vlan", "add", "dev", "eth1", "vid", "100"]);
     assert_eq!(steps("vlan"), ["ok VLAN 100 leaves this node by eth1 (tagged)"]);
@@ -322,7 +322,7 @@ fn trace_finds_port_that_is_down_and_silent_neighbour() {
     path.web.run(["ip", "neigh", "flush", "all"]);
     let all = path.trace("");
     let fault =
-        |step: &str| all.iter().find(|one| one["step"] == step && one["verdict"] == "fault").is_some();
+        |step: &str| all.iter().find(|one| one["step"] == step && one["result"] == "error").is_some();
     assert!(fault("neighbour") && fault("port") && fault("probe"), "{all:#?}");
     host.run(["ip", "link", "set", &port, "master", "br2"]);
     // The pod does not answer address resolution.

@@ -91,11 +91,11 @@ fn network_test_finds_faults_and_leaves_nothing() {
         found.unwrap_or_else(|| panic!("{name}: {finished}")).to_owned()
     };
     assert!(
-        line("apart").contains("FAULT") && line("apart").contains("no reply from 10.22.0."),
+        line("apart").contains("ERROR") && line("apart").contains("no reply from 10.22.0."),
         "{finished}"
     );
     assert!(line("bare").contains("  ok  ") && line("bare").contains("no addresses"), "{finished}");
-    assert!(line("wrong").contains("FAULT") && line("wrong").contains("absent"), "{finished}");
+    assert!(line("wrong").contains("ERROR") && line("wrong").contains("absent"), "{finished}");
     assert!(line("blue").contains("  ok  "), "{finished}");
     assert!(pods(&node).is_empty());
 }

@@ -62,7 +62,7 @@ fn absent(index: usize, network: &NetworkReference, known: &BTreeMap<NetworkRefe
     };
     let reason = "there is no such NetworkAttachmentDefinition, so the pod does not start before it exists";
     let fault = Fault::new(Rule::UnknownNetwork, Annotation::Networks.subject(), reason);
-    fault.at(KeyPath::root().index(index)).showing(&quote(&network.to_string())).cure(hint)
+    fault.at(KeyPath::root().index(index)).showing(&quote(&network.to_string())).hint(hint)
 }
 
 /// Returns the networks that a pod selects.

@@ -109,9 +109,9 @@ impl Error {
         Error::new(code::INVALID_CONFIG, refusal(&key, &value, &why)).about(key, value, why)
     }
 
-    /// Returns an error about a required key that is missing: code 7, `key: missing; cure`.
-    pub fn missing(key: impl fmt::Display, cure: impl fmt::Display) -> Error {
-        let why = format!("missing; {cure}");
+    /// Returns an error about a required key that is missing: code 7, `key: missing; hint`.
+    pub fn missing(key: impl fmt::Display, hint: impl fmt::Display) -> Error {
+        let why = format!("missing; {hint}");
         Error::config(format!("{key}: {why}")).about(key, "", why)
     }
 

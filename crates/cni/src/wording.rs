@@ -154,8 +154,8 @@ pub fn expected(expected: &dyn Expected, value: Option<&Value>) -> String {
         "true or false" => matches!(text, "true" | "false"),
         form => form.contains("number") && text.parse::<f64>().is_ok(),
     };
-    let cure = if is_unquoted { "; remove the quotation marks" } else { "" };
-    format!("expected {form}{cure}")
+    let hint = if is_unquoted { "; remove the quotation marks" } else { "" };
+    format!("expected {form}{hint}")
 }
 
 /// Returns the name that JSON users have for a type.

@@ -216,8 +216,8 @@ impl Calls {
         }
         if self.owner == NetworkOwner::Runtime {
             let why = "the runtime attaches sandbox networks itself";
-            let cure = "start the proxy with --runtime-networks DIR, where DIR is the runtime's CNI configuration directory";
-            return Err(Status::failed_precondition(format!("config.networks: {why}: {cure}")));
+            let hint = "start the proxy with --runtime-networks DIR, where DIR is the runtime's CNI configuration directory";
+            return Err(Status::failed_precondition(format!("config.networks: {why}: {hint}")));
         }
         let names = attachments.iter().map(|attachment| Name::read(&attachment.network)).collect();
         let held = self.conditions.networks.hold(names);

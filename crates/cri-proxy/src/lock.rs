@@ -65,10 +65,10 @@ fn lock(directory: &File, option: &str, path: &Path, timeout: Duration) -> Resul
             }
             Err(TryLockError::WouldBlock) => {
                 let why = format!("{option} {}: another weft cri-proxy uses it", path.display());
-                let cure = format!(
+                let hint = format!(
                     "stop that one, or give each runtime's proxy its own directories and sockets: {option}, --listen, --plan-socket"
                 );
-                return Err(Failure::new(why).next(cure));
+                return Err(Failure::new(why).next(hint));
             }
             Err(TryLockError::Error(cause)) => {
                 return Err(Failure::new(format!("{option} {}: {cause}", path.display())));

@@ -81,8 +81,8 @@ impl RequestHandler for Planner {
             }
             (_, attachments) if node.network_policies && !attachments.is_empty() => {
                 let why = "networks: the node enforces network policies, which the CRI proxy does not know";
-                let cure = "let the pod select definitions instead, or remove networkPolicies from the configuration";
-                return Err(Error::config(why).details(cure).into());
+                let hint = "let the pod select definitions instead, or remove networkPolicies from the configuration";
+                return Err(Error::config(why).details(hint).into());
             }
             (_, attachments) => {
                 let requested = self.requested(attachments, request)?;
@@ -130,8 +130,8 @@ fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<At
         }
         let why =
             "the runtime does not pass annotations, so the networks that a sandbox requests are unknown";
-        let cure = "declare the capability io.kubernetes.cri.pod-annotations in the meta-plugin's list";
-        return Err(Error::config(why).details(cure));
+        let hint = "declare the capability io.kubernetes.cri.pod-annotations in the meta-plugin's list";
+        return Err(Error::config(why).details(hint));
     };
     let Some(text) = pod.annotations.remove(ATTACHMENTS) else { return Ok(Vec::new()) };
     serde_json::from_str(&text).map_err(|cause| {

@@ -128,13 +128,13 @@ impl Object<'_> {
     }
 
     /// Reports a problem at `path` in the object.
-    fn problem(&mut self, path: &KeyPath, rule: Rule, reason: impl Into<String>, cure: &str) {
+    fn problem(&mut self, path: &KeyPath, rule: Rule, reason: impl Into<String>, hint: &str) {
         let node = self.node.nearest(path);
         let shown = match &node.value {
             Value::Map(_) | Value::List(_) | Value::Null => String::new(),
             _ => node.to_json().to_string(),
         };
-        let fault = Fault::new(rule, self.subject(), reason).at(path.clone()).showing(&shown).cure(cure);
+        let fault = Fault::new(rule, self.subject(), reason).at(path.clone()).showing(&shown).hint(hint);
         self.manifest.problems.push(Problem { at: node.span.start, fault });
     }
 

@@ -83,8 +83,8 @@ fn add(devices: &mut Devices, device: AllocatedDevice, published: Published) -> 
     let Published { resource: Some(resource), id } = published else { return Ok(()) };
     let Some(id) = id else {
         let why = format!("{device} of resource {resource} has no deviceID");
-        let cure = "the driver must publish the attribute k8s.cni.cncf.io/deviceID or resource.kubernetes.io/pciBusID in its ResourceSlice";
-        return Err(Error::new(code::INVALID_CONFIG, why).details(cure));
+        let hint = "the driver must publish the attribute k8s.cni.cncf.io/deviceID or resource.kubernetes.io/pciBusID in its ResourceSlice";
+        return Err(Error::new(code::INVALID_CONFIG, why).details(hint));
     };
     let all = devices.entry(resource).or_default();
     if !all.iter().any(|known| known.id == id) {

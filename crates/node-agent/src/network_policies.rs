@@ -290,9 +290,9 @@ impl PodPolicies {
 fn unread(what: &str) -> Error {
     warn!(resource = what, "a pod waits for network policies that were not read yet");
     let why = format!("agent: network policies are not read yet: {what}");
-    let cure = "check that the API server is reachable, the custom resources of deploy/policy are installed, and the \
+    let hint = "check that the API server is reachable, the custom resources of deploy/policy are installed, and the \
                 agent may read them";
-    Error::new(code::TRY_AGAIN_LATER, why).details(cure)
+    Error::new(code::TRY_AGAIN_LATER, why).details(hint)
 }
 
 #[cfg(test)]

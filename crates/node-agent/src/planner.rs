@@ -289,8 +289,8 @@ impl Planner {
             return Ok(());
         }
         let why = format!("agent: the caches are not filled yet: {}", self.waits_for().join(", "));
-        let cure = "check that the API server is reachable and the custom resources are installed (weft crds prints them)";
-        Err(Error::new(code::TRY_AGAIN_LATER, why).details(cure))
+        let hint = "check that the API server is reachable and the custom resources are installed (weft crds prints them)";
+        Err(Error::new(code::TRY_AGAIN_LATER, why).details(hint))
     }
 
     async fn pod(
@@ -343,9 +343,9 @@ impl Planner {
                 Ok(pod)
             }
             (Err(why), None) => {
-                let cure =
+                let hint =
                     "the pod is not in the agent's cache, and the container runtime passes no annotations";
-                Err(Error::new(code::TRY_AGAIN_LATER, format!("{subject}: {why}")).details(cure))
+                Err(Error::new(code::TRY_AGAIN_LATER, format!("{subject}: {why}")).details(hint))
             }
         }
     }
@@ -401,8 +401,8 @@ impl Planner {
     }
 }
 
-fn disagree(why: &str, cure: &str) -> Error {
-    Error::new(code::TRY_AGAIN_LATER, format!("agent: {why}")).details(cure)
+fn disagree(why: &str, hint: &str) -> Error {
+    Error::new(code::TRY_AGAIN_LATER, format!("agent: {why}")).details(hint)
 }
 
 /// Returns a pod's key in the cache.

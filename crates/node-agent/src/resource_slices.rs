@@ -138,10 +138,10 @@ impl Slices {
             tokio::spawn(follow(client.clone(), Api::<SliceObject>::all, of_node, Arc::clone(&self.of_node)));
         });
         let unknown = |why: &dyn std::fmt::Display| {
-            let cure =
+            let hint =
                 "ResourceSlices need Kubernetes 1.34 or newer, and permission in the ClusterRole weft-agent";
             Error::new(code::TRY_AGAIN_LATER, format!("resourceslices of resource.k8s.io/v1: {why}"))
-                .details(cure)
+                .details(hint)
         };
         let late = format!("the API server does not list them within {} s", ASK_MAX.as_secs());
         timeout(ASK_MAX, self.of_node.synced()).await.map_err(|_| unknown(&late))?;

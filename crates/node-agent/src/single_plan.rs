@@ -40,10 +40,10 @@ pub fn plan(
     node: &NodeConfiguration,
     kubeconfig: Option<&Path>,
 ) -> Result<PlanResponse, Error> {
-    let cure = "start the agent, or set manifestDir or kubeconfig in the meta-plugin's configuration";
+    let hint = "start the agent, or set manifestDir or kubeconfig in the meta-plugin's configuration";
     let later = |failure: Failure| {
         let error = Error::from(failure.context("weft plan --once"));
-        Error { code: code::TRY_AGAIN_LATER, ..error }.details(cure)
+        Error { code: code::TRY_AGAIN_LATER, ..error }.details(hint)
     };
     let plan = runtime().map_err(later)?.block_on(async {
         let client = client::client_of_objects(kubeconfig).await.map_err(later)?;

@@ -134,7 +134,7 @@ pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<
             let fault = Fault::new(Rule::ConfigNotAString, &subject, "must be a string that contains JSON")
                 .at(config_path())
                 .showing(json)
-                .cure("write \"config: |\" and the JSON on indented lines below it");
+                .hint("write \"config: |\" and the JSON on indented lines below it");
             return Err(Refusal::failed(fault));
         }
         SpecConfig::Text(text) if !text.trim().is_empty() => Resolved {
@@ -214,7 +214,7 @@ pub fn refuse_meta_plugin(network: &Network, subject: &str) -> Result<(), Refusa
             )
             .at(path)
             .showing(&format!("{:?}", name.as_str()));
-            return Err(Refusal::failed(fault.cure("name the plugin that creates the interface")));
+            return Err(Refusal::failed(fault.hint("name the plugin that creates the interface")));
         }
     }
     Ok(())

@@ -266,7 +266,7 @@ pub fn possible(request: &Request<'_>) -> Result<Plan, Refusal> {
     if *host_network {
         let fault =
             Fault::new(Rule::HostNetworkPod, format!("pod {namespace}/{name}"), "uses the host network");
-        return Err(Refusal::failed(fault.cure("no networks can be attached to it")));
+        return Err(Refusal::failed(fault.hint("no networks can be attached to it")));
     }
     let mut warnings = request.node.warnings.clone();
     let Collected { drafts, mut refused, reserved, count } = networks::collect(request, &mut warnings)?;
@@ -317,7 +317,7 @@ pub fn possible(request: &Request<'_>) -> Result<Plan, Refusal> {
 fn too_large(subject: &str) -> Refusal {
     let reason = format!("the configurations of this pod's networks exceed {CONFIGURATIONS_MAX} bytes");
     Refusal::failed(
-        Fault::new(Rule::ConfigurationTooLarge, subject, reason).cure("select fewer or smaller networks"),
+        Fault::new(Rule::ConfigurationTooLarge, subject, reason).hint("select fewer or smaller networks"),
     )
 }
 

@@ -98,7 +98,7 @@ pub struct Fault {
     pub reason: String,
     /// Suggestion; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub cure: String,
+    pub hint: String,
 }
 
 impl Fault {
@@ -110,7 +110,7 @@ impl Fault {
             path: KeyPath::root(),
             value: String::new(),
             reason: reason.into(),
-            cure: String::new(),
+            hint: String::new(),
         }
     }
 
@@ -130,15 +130,15 @@ impl Fault {
 
     /// Returns the fault with a suggestion.
     #[must_use]
-    pub fn cure(mut self, cure: impl Into<String>) -> Fault {
-        self.cure = cure.into();
+    pub fn hint(mut self, hint: impl Into<String>) -> Fault {
+        self.hint = hint.into();
         self
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fault { rule: _, subject, path, value, reason, cure } = self;
+        let Fault { rule: _, subject, path, value, reason, hint } = self;
         f.write_str(subject)?;
         if !path.is_root() {
             write!(f, ": {path}")?;
@@ -147,8 +147,8 @@ impl fmt::Display for Fault {
             write!(f, ": {value}")?;
         }
         write!(f, ": {reason}")?;
-        if !cure.is_empty() {
-            write!(f, ": {cure}")?;
+        if !hint.is_empty() {
+            write!(f, ": {hint}")?;
         }
         Ok(())
     }
@@ -259,7 +259,7 @@ mod tests {
         let fault = Fault::new(Rule::InvalidIps, "annotation k8s.v1.cni.cncf.io/networks", "not an address")
             .at(path)
             .showing("\"10.0.0.256\"")
-            .cure("write it as 10.0.0.25");
+            .hint("write it as 10.0.0.25");
         let refusal = Refusal::invalid(fault);
         assert_eq!(
             refusal.to_string(),

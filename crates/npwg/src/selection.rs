@@ -232,7 +232,7 @@ impl Reader {
             let why = format!("{gateway} is also in ips: a pod cannot be its own gateway");
             let fault = self.fault(Rule::InvalidDefaultRoute, why);
             let path = KeyPath::root().index(index).key("default-route");
-            self.invalid(fault.at(path).cure("set it to the address of a router"));
+            self.invalid(fault.at(path).hint("set it to the address of a router"));
         }
     }
 
@@ -254,7 +254,7 @@ impl Reader {
                     format!("element [{first}] already requests the default route"),
                 )
                 .at(path)
-                .cure("leave default-route on one element only");
+                .hint("leave default-route on one element only");
             self.invalid(fault);
         }
         let mut names: Vec<&IfName> = Vec::new();
@@ -270,12 +270,12 @@ impl Reader {
             let fault = self.fault(Rule::DuplicateInterfaceName, "is the name of an earlier attachment");
             let fault =
                 fault.at(KeyPath::root().index(index).key("interface")).showing(&quote(name.as_str()));
-            self.fails(fault.cure("choose another name, or leave it out"));
+            self.fails(fault.hint("choose another name, or leave it out"));
         }
         let count = self.reading.elements.len();
         if self.annotation == Annotation::DefaultNetwork && count != 1 && self.reading.refusals.is_empty() {
             let fault = self.fault(Rule::DefaultNetworkCount, format!("selects {count} networks"));
-            self.fails(fault.cure("name exactly one, or remove the annotation"));
+            self.fails(fault.hint("name exactly one, or remove the annotation"));
         }
     }
 }

@@ -33,7 +33,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
         if !addresses.iter().any(|given| given.address.addr() == ip.address) {
             let given: Vec<String> = addresses.iter().map(|given| given.address.to_string()).collect();
             let fault = Fault::new(Rule::AddressNotAssigned, &subject, missing("address", &given.join(", ")));
-            return Err(Refusal::failed(fault.showing(&format!("\"{ip}\"")).cure(CURE)));
+            return Err(Refusal::failed(fault.showing(&format!("\"{ip}\"")).hint(CURE)));
         }
     }
     let shown = own.interface.and_then(|interface| parse_mac(&interface.mac));
@@ -42,7 +42,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
     {
         let given = shown.as_deref().map(format_mac).unwrap_or_default();
         let fault = Fault::new(Rule::MacNotAssigned, &subject, missing("hardware address", &given));
-        return Err(Refusal::failed(fault.showing(&format!("\"{mac}\"")).cure(CURE)));
+        return Err(Refusal::failed(fault.showing(&format!("\"{mac}\"")).hint(CURE)));
     }
     // A result has no field for a GUID. It is compared only with the lower half of an IPoIB address.
     let lower = shown.as_deref().filter(|bytes| bytes.len() >= 8).and_then(|bytes| bytes.last_chunk::<8>());
@@ -50,7 +50,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
         && guid.bytes() != lower
     {
         let fault = Fault::new(Rule::GuidNotAssigned, &subject, missing("GUID", &format_mac(lower)));
-        return Err(Refusal::failed(fault.showing(&format!("\"{guid}\"")).cure(CURE)));
+        return Err(Refusal::failed(fault.showing(&format!("\"{guid}\"")).hint(CURE)));
     }
     Ok(())
 }

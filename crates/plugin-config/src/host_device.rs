@@ -36,8 +36,8 @@ struct RuntimeConfig {
 impl Device {
     /// Returns the device that the configuration or the runtime names.
     pub fn read(call: &Call) -> Result<Device, Error> {
-        let cure = "set device, hwaddr, kernelpath or pciBusID, or let the runtime pass deviceID";
-        Device::written(call)?.ok_or_else(|| Error::missing("device", cure))
+        let hint = "set device, hwaddr, kernelpath or pciBusID, or let the runtime pass deviceID";
+        Device::written(call)?.ok_or_else(|| Error::missing("device", hint))
     }
 
     /// Returns the device that the runtime names, else the first one in the configuration.

@@ -94,11 +94,11 @@ pub fn ethernet_address(key: &str, text: &str) -> Result<Option<Vec<u8>>, Error>
     }
 }
 
-/// Fails unless the configuration names an IPAM plugin; `cure` says why the plugin needs one.
-pub fn expect_ipam(call: &Call, cure: &str) -> Result<(), Error> {
+/// Fails unless the configuration names an IPAM plugin; `hint` says why the plugin needs one.
+pub fn expect_ipam(call: &Call, hint: &str) -> Result<(), Error> {
     let plugin = call.config.ipam_type()?;
     match plugin.is_empty() {
-        true => Err(Error::missing("ipam.type", cure)),
+        true => Err(Error::missing("ipam.type", hint)),
         false => PluginType::new(&plugin).map(drop).context("ipam.type"),
     }
 }

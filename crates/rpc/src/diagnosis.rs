@@ -123,12 +123,13 @@ pub struct TraceStep {
     /// Pod, or `host`.
     pub place: String,
     /// Whether packets pass here.
+    #[serde(rename = "result")]
     pub verdict: Verdict,
     /// Finding at this step.
     pub found: String,
     /// Next step; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub cure: String,
+    pub hint: String,
 }
 
 /// Verdict about a step.
@@ -138,6 +139,7 @@ pub enum Verdict {
     /// Packets pass.
     Ok,
     /// Packets do not pass.
+    #[serde(rename = "error")]
     Fault,
     /// The step could not be examined.
     Unknown,

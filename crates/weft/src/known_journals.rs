@@ -61,8 +61,8 @@ impl JournalHandle {
             }
             false => (MetaPlugin::find_any(config.as_deref(), &input_files::read(files)?)?, None),
         };
-        let cure = "correct the file, or name another configuration with --config";
-        let unknown = unknown.map(|why| why.context("the directory of the journal is unknown").next(cure));
+        let hint = "correct the file, or name another configuration with --config";
+        let unknown = unknown.map(|why| why.context("the directory of the journal is unknown").next(hint));
         Ok(KnownJournals { known: JournalHandle::with(found), unknown })
     }
 

@@ -67,6 +67,6 @@ fn refuse_cni_call() -> Option<ExitCode> {
     let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
     let why =
         format!("plugin {program}: {} is the command line weft, not the plugin weft-cni", own.display());
-    let cure = "run weft install on this node from another directory than the plugin directory";
-    Some(process::refuse_call(Error::new(code::INVALID_ENVIRONMENT, why).details(cure)))
+    let hint = "run weft install on this node from another directory than the plugin directory";
+    Some(process::refuse_call(Error::new(code::INVALID_ENVIRONMENT, why).details(hint)))
 }

@@ -583,11 +583,11 @@ fn install_command_damaged_record_is_never_replaced() {
         let lines = String::from_utf8_lossy(&refused.stdout).into_owned();
         let why = "tools/weft: not installed: ";
         assert!(refused.status.success() && lines.contains(why), "{damaged}: {lines}");
-        let (named, cure) = (format!("{}: damaged record", record.display()), "restore the record");
-        assert!(lines.contains(&named) && lines.contains(cure), "{damaged}: {lines}");
+        let (named, hint) = (format!("{}: damaged record", record.display()), "restore the record");
+        assert!(lines.contains(&named) && lines.contains(hint), "{damaged}: {lines}");
         // The networks are removed, and the record stays.
         let removed = runtime.install(&["--remove"]);
-        assert_refused(&removed, &["not removed", &named, cure]);
+        assert_refused(&removed, &["not removed", &named, hint]);
         assert_eq!(runtime.written(), None);
         assert_eq!(fs::read_to_string(&record).unwrap(), damaged);
         assert_eq!(fs::read_to_string(&program).unwrap(), "older");

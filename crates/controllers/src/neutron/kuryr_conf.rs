@@ -74,7 +74,7 @@ pub(crate) enum ConfError {
         text: String,
     },
     /// A value names a Kuryr driver that weft does not support.
-    #[error("[kubernetes] {key}: {named:?} is not one of {}: {cure}", .known.join(", "))]
+    #[error("[kubernetes] {key}: {named:?} is not one of {}: {hint}", .known.join(", "))]
     Driver {
         /// Key name.
         key: &'static str,
@@ -83,7 +83,7 @@ pub(crate) enum ConfError {
         /// Drivers that are supported.
         known: &'static [&'static str],
         /// Advice for the user.
-        cure: &'static str,
+        hint: &'static str,
     },
     /// An item in the subnet mapping is not a pair.
     #[error("[neutron_defaults] subnet_mapping: {0:?} is not DRIVER:SUBNET")]
@@ -169,10 +169,10 @@ impl KuryrConf {
 
     /// Refuses drivers that weft does not support. Otherwise ports would differ from those that Kuryr created.
     fn check_drivers(&self) -> Result<(), ConfError> {
-        for (key, known, cure) in DRIVERS {
+        for (key, known, hint) in DRIVERS {
             let named = self.text("kubernetes", key).unwrap_or("default");
             if !known.contains(&named) {
-                return Err(ConfError::Driver { key, named: named.to_owned(), known, cure });
+                return Err(ConfError::Driver { key, named: named.to_owned(), known, hint });
             }
         }
         Ok(())

@@ -75,7 +75,7 @@ impl Across {
                 let fault = Fault::new(Rule::DuplicateDefinition, subject, reason).at(path);
                 self.say(
                     &here,
-                    fault.showing(&quote(&reference.name)).cure("rename or remove one of the two"),
+                    fault.showing(&quote(&reference.name)).hint("rename or remove one of the two"),
                 );
             } else {
                 self.places.insert(reference, here);
@@ -162,13 +162,13 @@ impl Across {
                 .filter(|other| other.namespace == network.namespace)
                 .map(|other| other.name.as_str())
                 .collect();
-            let cure = match elsewhere {
+            let hint = match elsewhere {
                 Some(other) => format!("did you mean {other}?"),
                 None => hint(&network.name, &names),
             };
             let reason = "is in none of the files, although other definitions are";
             let fault = Fault::new(Rule::NetworkNotInFiles, subject, reason).at(path);
-            self.say(&seen, fault.showing(&quote(&network.to_string())).cure(cure));
+            self.say(&seen, fault.showing(&quote(&network.to_string())).hint(hint));
         }
         self.findings
     }

@@ -49,7 +49,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
                 "hostNetwork is true: this annotation has no effect",
             )
             .at(path)
-            .cure("remove one of the two");
+            .hint("remove one of the two");
             report.add(node.span.start, fault);
         }
     }
@@ -79,7 +79,7 @@ fn reserved_names(
         let path = KeyPath::root().index(element.index).key("interface");
         let fault = Fault::new(rule, subject, reason).at(path);
         let fault = fault.showing(&npwg::refusal::quote(name));
-        report.add_at_path(place, text, fault.cure("choose another name, or leave it out"));
+        report.add_at_path(place, text, fault.hint("choose another name, or leave it out"));
     }
 }
 
@@ -99,7 +99,7 @@ fn misplaced(report: &mut Report<'_>, located: &Located<PodObject>) {
             let reason = format!("has no effect on a {kind}: pods get the annotations of the template");
             let fault = Fault::new(Rule::MisplacedAnnotation, subject, reason)
                 .at(annotations.key(annotation.key()))
-                .cure(format!("move it to {}.metadata.annotations", located.base));
+                .hint(format!("move it to {}.metadata.annotations", located.base));
             report.add(value.span.start, fault);
         }
     }

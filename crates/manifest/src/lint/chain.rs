@@ -53,8 +53,8 @@ pub(super) fn look(report: &mut Report<'_>, subject: &Subject<'_>, text: &str, k
         other => {
             let fault = fault(Rule::MalformedConfig, &KeyPath::root(), "is not a JSON object");
             let is_quoted = other.as_str().is_some_and(|text| text.trim_start().starts_with('{'));
-            let cure = if is_quoted { "remove the quotation marks around the object" } else { "" };
-            chain.say(fault.showing(&shown(other)).cure(cure));
+            let hint = if is_quoted { "remove the quotation marks around the object" } else { "" };
+            chain.say(fault.showing(&shown(other)).hint(hint));
         }
     }
     chain.as_the_plan_reads_it();
@@ -128,14 +128,14 @@ impl Chain<'_, '_> {
             None => {
                 let fault = fault(Rule::MissingPlugin, &root, "names no plugin");
                 let near = |key: &&String| nearest(key, &["type", "plugins"]).is_some();
-                let cure = match map.keys().find(near) {
+                let hint = match map.keys().find(near) {
                     Some(key) => {
                         let meant = nearest(key, &["type", "plugins"]).unwrap_or_default();
                         format!("the key is {key:?}: did you mean {meant:?}?")
                     }
                     None => "write \"type\" for one plugin, or \"plugins\" for a list".to_owned(),
                 };
-                self.say(fault.cure(cure));
+                self.say(fault.hint(hint));
             }
         }
     }
@@ -166,7 +166,7 @@ impl Chain<'_, '_> {
             }
             (_, None) => {
                 self.say(
-                    fault(Rule::MissingConfigName, &KeyPath::root(), "has no name").cure("add \"name\""),
+                    fault(Rule::MissingConfigName, &KeyPath::root(), "has no name").hint("add \"name\""),
                 );
             }
         }
@@ -191,22 +191,22 @@ impl Chain<'_, '_> {
                 self.say(
                     fault(Rule::InvalidCniVersion, &path, reason)
                         .showing(&shown(&value))
-                        .cure(format!("write {newest:?}", newest = newest.as_str())),
+                        .hint(format!("write {newest:?}", newest = newest.as_str())),
                 );
             }
             Some(other) if !other.is_string() => {
                 self.say(
                     fault(Rule::InvalidCniVersion, &path, "must be a string")
                         .showing(&shown(other))
-                        .cure("write it in quotes"),
+                        .hint("write it in quotes"),
                 );
             }
             _ if several => {}
             _ => {
                 let reason =
                     "has no cniVersion: plugins read it as 0.1.0, which has no interfaces and no CHECK";
-                let cure = format!("add \"cniVersion\": \"{}\"", Version::LATEST);
-                self.say(fault(Rule::MissingCniVersion, &KeyPath::root(), reason).cure(cure));
+                let hint = format!("add \"cniVersion\": \"{}\"", Version::LATEST);
+                self.say(fault(Rule::MissingCniVersion, &KeyPath::root(), reason).hint(hint));
             }
         }
     }
@@ -220,7 +220,7 @@ impl Chain<'_, '_> {
                 false => fault(Rule::DuplicateKey, &path, "occurs twice: only the last value counts"),
             };
             let fault =
-                Fault { subject: self.subject.name.to_owned(), ..fault }.cure("remove one of the two");
+                Fault { subject: self.subject.name.to_owned(), ..fault }.hint("remove one of the two");
             self.errors += usize::from(is_sysctl);
             self.report.add_inside(self.subject.place, self.text, offset, fault);
         }
@@ -231,7 +231,7 @@ impl Chain<'_, '_> {
             if let Some(near) = nearest(key, known) {
                 let reason = "is not a key of a list";
                 self.say(
-                    fault(Rule::UnknownKey, &path.key(key), reason).cure(format!("did you mean {near}?")),
+                    fault(Rule::UnknownKey, &path.key(key), reason).hint(format!("did you mean {near}?")),
                 );
             }
         }

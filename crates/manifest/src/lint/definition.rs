@@ -31,7 +31,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
             let reason = "is empty and counts as absent: a network of this name on each node's disk is used";
             report.add(
                 node.span.start,
-                fault(Rule::EmptyConfig, reason).cure("remove the key, or write a configuration"),
+                fault(Rule::EmptyConfig, reason).hint("remove the key, or write a configuration"),
             );
         }
         SpecConfig::Text(text) => {
@@ -41,7 +41,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
         }
         SpecConfig::Structured(json) => {
             let fault = fault(Rule::ConfigNotAString, "must be a string; the API server refuses the object")
-                .cure("write \"config: |\" and the JSON on indented lines below it");
+                .hint("write \"config: |\" and the JSON on indented lines below it");
             structured(report, located, json, fault);
             if let Value::Map(_) = node.value {
                 // The content of the map can be checked nevertheless.

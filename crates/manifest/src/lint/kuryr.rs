@@ -27,7 +27,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
     let config = match serde_json::from_str::<serde_json::Value>(text) {
         Ok(serde_json::Value::Object(config)) => config,
         Ok(_) => {
-            let fault = fault("is not an object".to_owned()).cure("write {\"subnetId\": \"…\"}");
+            let fault = fault("is not an object".to_owned()).hint("write {\"subnetId\": \"…\"}");
             report.add(at, fault);
             return;
         }

@@ -78,13 +78,13 @@ impl Object<'_, '_> {
                 true => Some(DEFAULT_NETWORK),
                 false => nearest(name, KNOWN),
             };
-            let cure = meant.map(|meant| format!("did you mean {meant}?")).unwrap_or_default();
+            let hint = meant.map(|meant| format!("did you mean {meant}?")).unwrap_or_default();
             let fault = Fault::new(
                 Rule::UnknownAnnotation,
                 self.subject,
                 "is not an annotation that selects networks",
             );
-            self.report.add(key.span.start, fault.at(path.key(name)).cure(cure));
+            self.report.add(key.span.start, fault.at(path.key(name)).hint(hint));
         }
     }
 
@@ -106,7 +106,7 @@ impl Object<'_, '_> {
                     let at = path.key(&key.text);
                     if KNOWN.contains(&key.text.as_str()) {
                         let fault = Fault::new(Rule::MisplacedAnnotation, self.subject, reason(path)).at(at);
-                        self.report.add(key.span.start, fault.cure(format!("move it to {right}")));
+                        self.report.add(key.span.start, fault.hint(format!("move it to {right}")));
                     } else {
                         self.elsewhere(inner, &at, right);
                     }
@@ -138,17 +138,17 @@ impl Object<'_, '_> {
         }
         for (key, _) in entries(self.node, &spec) {
             let name = key.text.as_str();
-            let cure = match name {
+            let hint = match name {
                 "config" => continue,
                 _ if is_config(name) => "write config in lower case",
                 _ if OF_CONFIG.contains(&name) => AS_TEXT,
                 _ => continue,
             };
-            found.push((spec.key(name), key.span.start, cure));
+            found.push((spec.key(name), key.span.start, hint));
         }
-        for (path, at, cure) in found {
+        for (path, at, hint) in found {
             let reason = "is not spec.config: the API server drops it";
-            self.report.add(at, Fault::new(Rule::MisplacedConfig, self.subject, reason).at(path).cure(cure));
+            self.report.add(at, Fault::new(Rule::MisplacedConfig, self.subject, reason).at(path).hint(hint));
         }
     }
 
@@ -167,7 +167,7 @@ impl Object<'_, '_> {
                     if key.span.start >= node.span.start && !names.insert(&key.text) {
                         let reason = "occurs twice: only the last value counts";
                         let fault = Fault::new(Rule::DuplicateKey, self.subject, reason).at(at.clone());
-                        self.report.add(key.span.start, fault.cure("remove one of the two"));
+                        self.report.add(key.span.start, fault.hint("remove one of the two"));
                     }
                     self.duplicates(inner, &at);
                 }

@@ -26,8 +26,8 @@ fn named_ports_of_blocks(report: &mut Report<'_>, located: &Located<NetworkPolic
         let reason =
             "an address block has no named ports: at this port the rule allows no address of its blocks";
         let fault = Fault::new(Rule::NetworkPolicyNamedPortOfBlock, located.value.subject(), reason);
-        let cure = "write the number of the port, or select the pods instead of the block";
-        report.add(located.node_at(&path).span.start, fault.at(path).cure(cure));
+        let hint = "write the number of the port, or select the pods instead of the block";
+        report.add(located.node_at(&path).span.start, fault.at(path).hint(hint));
     }
 }
 
@@ -45,6 +45,6 @@ fn default_types(report: &mut Report<'_>, located: &Located<NetworkPolicy>) {
     }
     let reason = "without policyTypes the policy also isolates ingress, and denies all of it";
     let fault = Fault::new(Rule::NetworkPolicyDefaultTypes, located.value.subject(), reason);
-    let cure = "write policyTypes: [Egress], or [Ingress, Egress] if that is intended";
-    report.add(span.start, fault.at(KeyPath::root().key("spec").key("egress")).cure(cure));
+    let hint = "write policyTypes: [Egress], or [Ingress, Egress] if that is intended";
+    report.add(span.start, fault.at(KeyPath::root().key("spec").key("egress")).hint(hint));
 }

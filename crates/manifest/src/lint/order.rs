@@ -27,18 +27,18 @@ impl Chain<'_, '_> {
             match first.and_then(|first| named.get(first)) {
                 Some((_, other)) => {
                     let fault = fault(Rule::MissingInterfacePlugin, &at, reason).showing(&quote(name));
-                    self.say(fault.cure(format!("move it behind {other}")));
+                    self.say(fault.hint(format!("move it behind {other}")));
                 }
                 None if self.subject.owner.is_some() => {
                     let fault = fault(Rule::MissingInterfacePlugin, &at, reason).showing(&quote(name));
-                    self.say(fault.cure("put a plugin that makes the interface before it"));
+                    self.say(fault.hint("put a plugin that makes the interface before it"));
                     return;
                 }
                 None => {
                     let reason = "changes the interface of an earlier plugin, and this file has none";
                     let fault = fault(Rule::NoInterfacePlugin, &at, reason).showing(&quote(name));
                     self.say(
-                        fault.cure(
+                        fault.hint(
                             "use the file only as a part of another network, or add a plugin before it",
                         ),
                     );

@@ -71,7 +71,7 @@ impl Chain<'_, '_> {
                 self.say(fault(Rule::InvalidPluginType, &path.key("type"), reason).showing(&shown(other)));
             }
             None => {
-                self.say(fault(Rule::MissingPlugin, path, "names no plugin").cure("add \"type\""));
+                self.say(fault(Rule::MissingPlugin, path, "names no plugin").hint("add \"type\""));
             }
         }
         self.args(map, path);
@@ -80,11 +80,11 @@ impl Chain<'_, '_> {
         self.address_windows(map, path);
         if let Some(value) = find(map, "runtimeConfig") {
             let reason = "is filled in by the runtime; a value written here is replaced or dropped";
-            let cure = "declare \"capabilities\" instead";
+            let hint = "declare \"capabilities\" instead";
             self.say(
                 fault(Rule::StaticRuntimeConfig, &path.key("runtimeConfig"), reason)
                     .showing(&shown(value))
-                    .cure(cure),
+                    .hint(hint),
             );
         }
     }
@@ -117,7 +117,7 @@ impl Chain<'_, '_> {
             let reason = format!(
                 "{ranges} has {size} addresses for {nodes} nodes, fewer than {ADDRESSES_FOR_NODE} for each: {effect}"
             );
-            self.say(fault(Rule::FewAddresses, &path.key("ipam"), reason).cure("enlarge the range"));
+            self.say(fault(Rule::FewAddresses, &path.key("ipam"), reason).hint("enlarge the range"));
         }
     }
 
@@ -155,7 +155,7 @@ impl Chain<'_, '_> {
                 self.say(
                     fault(Rule::UnknownCapability, &path.key(name), "is not a known capability")
                         .showing(&shown(on))
-                        .cure(near),
+                        .hint(near),
                 );
             }
         }
@@ -190,9 +190,9 @@ impl Chain<'_, '_> {
             }
             None if knowledge.plugin_keys.contains_key(plugins::canonical(name)) => {
                 let reason = "is not an IPAM plugin: it attaches interfaces or changes them";
-                let cure = format!("name one of {}", plugin_config::IPAM_PLUGINS.join(", "));
+                let hint = format!("name one of {}", plugin_config::IPAM_PLUGINS.join(", "));
                 let value = shown(&Value::from(name));
-                self.say(fault(Rule::InvalidValue, &place.key("type"), reason).showing(&value).cure(cure));
+                self.say(fault(Rule::InvalidValue, &place.key("type"), reason).showing(&value).hint(hint));
             }
             None => self.unknown_type(name, knowledge.ipam_keys.keys(), &place),
         }
@@ -207,12 +207,12 @@ impl Chain<'_, '_> {
         match missing {
             _ if !near.is_empty() => {
                 let fault = fault(Rule::UnknownPluginType, &at, "is not a known plugin");
-                self.say(fault.showing(&value).cure(near));
+                self.say(fault.showing(&value).hint(near));
             }
             Some(Programs { directories, names: _ }) if !META_PLUGINS.contains(&name) => {
                 let reason = format!("there is no program of this name in {}", directories.join(", "));
-                let cure = "install it on every node, or name its directory with --plugin-dir";
-                self.say(fault(Rule::PluginNotFound, &at, reason).showing(&value).cure(cure));
+                let hint = "install it on every node, or name its directory with --plugin-dir";
+                self.say(fault(Rule::PluginNotFound, &at, reason).showing(&value).hint(hint));
             }
             _ => {}
         }
@@ -231,7 +231,7 @@ impl Chain<'_, '_> {
         let unknown: Vec<&String> = map.keys().filter(|key| !is_known(key)).collect();
         for key in unknown {
             let reason = format!("is not a key of {name}; it has no effect");
-            self.say(fault(Rule::UnknownKey, &path.key(key), reason).cure(hint(key, &known)));
+            self.say(fault(Rule::UnknownKey, &path.key(key), reason).hint(hint(key, &known)));
         }
     }
 
@@ -244,7 +244,7 @@ impl Chain<'_, '_> {
             Ok(node) => {
                 for warning in node.warnings {
                     let at = super::refused::joined(path, &warning.fault.path);
-                    self.say(fault(warning.fault.rule, &at, warning.fault.reason).cure(warning.fault.cure));
+                    self.say(fault(warning.fault.rule, &at, warning.fault.reason).hint(warning.fault.hint));
                 }
             }
         }

@@ -34,7 +34,7 @@ pub fn outside(element: &Element, definition: &Definition) -> Option<Fault> {
     let known: Vec<&str> = ranges.iter().map(|range| range.text.as_str()).collect();
     let reason = format!("is in no range of {}, which has {}", element.network, known.join(", "));
     let fault = Fault::new(Rule::AddressOutsideRange, Annotation::Networks.subject(), reason).at(path);
-    Some(fault.showing(&quote(&ip.address.to_string())).cure("request an address of a range"))
+    Some(fault.showing(&quote(&ip.address.to_string())).hint("request an address of a range"))
 }
 
 /// Returns the ranges of a network whose IPAM plugin refuses other addresses; `None` if they are not known.

@@ -56,7 +56,7 @@ fn lint_config_map_is_reported_with_the_corrected_string() {
         "  config: |\n    {\n        \"cniVersion\": \"0.3.0\",\n        \"name\": \"a\",\n        \"type\": \"bridge\"\n    }",
     );
     assert_eq!(findings[0].corrected.trim_end(), corrected);
-    assert!(findings[0].fault.cure.contains("config: |"));
+    assert!(findings[0].fault.hint.contains("config: |"));
 }
 
 // Requirements: NPWG1-3.1-2
@@ -182,7 +182,7 @@ fn lint_cni_version_capabilities_and_keys() {
         r#"{"cniVersion":"1.0.0","name":"a","type":"x","capabilities":{"ip":true,"example.com/x":true,"mac":1}}"#,
     ));
     assert_eq!(short(&capability), ["7:70 Warning unknown-capability", "7:102 Error invalid-capabilities"]);
-    assert_eq!(capability[0].fault.cure, "did you mean ips?");
+    assert_eq!(capability[0].fault.hint, "did you mean ips?");
     let list = lint(&config(
         r#"{"cniVersion":"1.0.0","name":"a","disableChek":true,"vendor":1,"plugins":[{"type":"x"}]}"#,
     ));
@@ -199,7 +199,7 @@ fn lint_unknown_key_uses_the_given_plugin_options() {
         config(r#"{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateWay":true,"isGatway":1,"x.y":1}"#);
     let findings = manifest(&Manifest::parse(&text), &knowledge);
     assert_eq!(short(&findings), ["7:82 Warning unknown-key"]);
-    assert_eq!(findings[0].fault.cure, "did you mean isGateway?");
+    assert_eq!(findings[0].fault.hint, "did you mean isGateway?");
     assert_eq!(lint(&text), []);
 }
 
@@ -210,7 +210,7 @@ fn lint_unknown_key_of_plugins_and_ipam_is_reported() {
     );
     let findings = manifest(&Manifest::parse(&text), &Knowledge::of_known_plugins());
     assert_eq!(short(&findings), ["7:63 Warning unknown-key", "7:138 Warning unknown-key"]);
-    assert_eq!(findings[1].fault.cure, "did you mean subnet?");
+    assert_eq!(findings[1].fault.hint, "did you mean subnet?");
     assert!(findings[1].fault.reason.contains("not a key of host-local"), "{findings:?}");
 }
 
@@ -219,8 +219,8 @@ fn of_keys(keys: &str) -> Vec<String> {
     let text = format!(r#"{{"cniVersion":"1.0.0","name":"a",{keys}}}"#);
     let found = configuration(&text, &Knowledge::of_known_plugins());
     let line = |finding: &Finding| {
-        let Fault { rule, path, reason, cure, .. } = &finding.fault;
-        format!("{rule} {path}: {reason} {cure}").trim().to_owned()
+        let Fault { rule, path, reason, hint, .. } = &finding.fault;
+        format!("{rule} {path}: {reason} {hint}").trim().to_owned()
     };
     // Plugins of either kind are alone in these texts.
     let others = found.iter().filter(|finding| finding.fault.rule != Rule::NoInterfacePlugin);
@@ -310,7 +310,7 @@ fn lint_annotations_are_read_as_in_a_plan() {
     let json = "|\n      [\n        {\"name\": \"a\", \"ips\": [\"10.0.0.1\", \"10.0.0.256\"]},\n        {\"name\": \"b\", \"macc\": 1}\n      ]";
     let findings = lint(&pod(json));
     assert_eq!(short(&findings), ["8:43 Error invalid-ips", "9:31 Warning unknown-key"]);
-    assert_eq!(findings[1].fault.cure, "did you mean mac?");
+    assert_eq!(findings[1].fault.hint, "did you mean mac?");
     assert_eq!(short(&lint(&pod("'[{\"name\": \"a\", \"mac\": 5}]'"))), ["6:57 Error invalid-mac"]);
 }
 
@@ -328,7 +328,7 @@ fn lint_misplaced_annotation_is_reported() {
         short(&findings),
         ["6:34 Warning misplaced-annotation", "11:38 Error malformed-network-reference"]
     );
-    assert_eq!(findings[0].fault.cure, "move it to spec.template.metadata.annotations");
+    assert_eq!(findings[0].fault.hint, "move it to spec.template.metadata.annotations");
     let host = format!("{}spec: {{hostNetwork: true}}\n", pod("a"));
     assert_eq!(short(&lint(&host)), ["6:34 Warning host-network-pod"]);
 }
@@ -579,7 +579,7 @@ fn lint_misplaced_and_misspelt_annotations_are_reported() {
         let text = format!("apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n{metadata}spec:\n{spec}");
         lint(&text)
             .iter()
-            .map(|finding| format!("{} {}", finding.fault.rule, finding.fault.cure))
+            .map(|finding| format!("{} {}", finding.fault.rule, finding.fault.hint))
             .collect::<Vec<_>>()
     };
     let key = "k8s.v1.cni.cncf.io";
@@ -739,8 +739,8 @@ fn lint_plugin_without_a_program_in_the_directories_is_reported() {
 }
 
 #[test]
-fn lint_usual_mistakes_in_json_name_the_cure() {
-    for (json, cure) in [
+fn lint_usual_mistakes_in_json_name_the_hint() {
+    for (json, hint) in [
         ("{'name': 'a'}", "write \" instead"),
         ("{“name”: “a”}", "typographic quotation mark"),
         ("{\"name\": \"a\", # the name\n \"type\": \"x\"}", "JSON has no comments"),
@@ -752,6 +752,6 @@ fn lint_usual_mistakes_in_json_name_the_cure() {
         ),
     ] {
         let found = lint(&config(json));
-        assert!(found.iter().any(|finding| finding.fault.to_string().contains(cure)), "{json}: {found:?}");
+        assert!(found.iter().any(|finding| finding.fault.to_string().contains(hint)), "{json}: {found:?}");
     }
 }

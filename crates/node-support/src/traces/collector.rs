@@ -125,8 +125,8 @@ fn refused(cause: impl std::fmt::Display) -> Failure {
     Failure::new(format!("traces: {cause}")).exit(Exit::Usage)
 }
 
-fn invalid(name: &str, value: &str, cure: &str) -> Failure {
-    Failure::new(format!("{name}={value}: invalid value")).next(cure).exit(Exit::Usage)
+fn invalid(name: &str, value: &str, hint: &str) -> Failure {
+    Failure::new(format!("{name}={value}: invalid value")).next(hint).exit(Exit::Usage)
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -122,7 +122,7 @@ pub(super) fn read(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, 
         // Multus keeps its default level, too.
         let fault = Fault::new(Rule::UnknownKey, "network configuration", unknown.to_string());
         let fault = fault.at(KeyPath::root().key("logLevel")).showing(&quote(&conf.log_level));
-        warnings.push(Warning::new(Reason::UnknownKey, fault.cure("the level is error")));
+        warnings.push(Warning::new(Reason::UnknownKey, fault.hint("the level is error")));
         conf.log_level.clear();
     }
     let runtime_config = object.read_object("runtimeConfig")?.unwrap_or_default();
@@ -147,7 +147,7 @@ fn unknown_keys(object: &Object, flavour: Flavour) -> Result<Vec<Warning>, Error
             return Err(Error::key(quote(key), quote(value.get()), why));
         }
         let fault = Fault::new(Rule::UnknownKey, "network configuration", "unknown key; it has no effect");
-        warnings.push(Warning::new(Reason::UnknownKey, fault.at(KeyPath::root().key(key)).cure(hint)));
+        warnings.push(Warning::new(Reason::UnknownKey, fault.at(KeyPath::root().key(key)).hint(hint)));
     }
     Ok(warnings)
 }

@@ -164,7 +164,7 @@ fn unknown_key_is_refused_with_a_hint_and_a_warning_for_multus() -> Result<(), E
     let multus = read_as(r#","clusterNetwrok":"x","socketDir":"/run""#, Flavour::Multus)?;
     let keys: Vec<String> = multus.warnings.iter().map(|w| w.fault.path.to_string()).collect();
     assert_eq!(keys, ["clusterNetwrok", "socketDir"]);
-    assert!(multus.warnings[0].fault.cure.contains("clusterNetwork"));
+    assert!(multus.warnings[0].fault.hint.contains("clusterNetwork"));
     Ok(())
 }
 

@@ -139,7 +139,7 @@ fn spec_config_name_can_differ_from_the_definition() {
 fn spec_config_as_yaml_map_is_refused_with_a_suggestion() {
     let fault = refused(SpecConfig::Structured(r#"{"type":"bridge"}"#.into()));
     assert_eq!(fault.rule, Rule::ConfigNotAString);
-    assert!(fault.cure.contains("config: |"), "{fault}");
+    assert!(fault.hint.contains("config: |"), "{fault}");
 }
 
 // Requirements: conflict C17

@@ -81,8 +81,8 @@ pub fn read(object: &Value) -> NetworkPolicy {
 }
 
 fn missing_selector(reader: &mut ValueReader, path: KeyPath) {
-    let cure = "write podSelector: {} in spec to select every pod of the namespace";
-    reader.missing(Rule::InvalidNetworkPolicy, path, "podSelector is missing", cure);
+    let hint = "write podSelector: {} in spec to select every pod of the namespace";
+    reader.missing(Rule::InvalidNetworkPolicy, path, "podSelector is missing", hint);
 }
 
 /// Checks kind and version. Both versions have the same fields.
@@ -96,9 +96,9 @@ fn check_version(reader: &mut ValueReader, fields: &Fields<'_>) {
             reader.fault(&field, format!("is not a version of {KIND}"), &format!("write {}", VERSIONS[1]));
         }
         None => {
-            let cure = format!("write apiVersion: {}", VERSIONS[1]);
+            let hint = format!("write apiVersion: {}", VERSIONS[1]);
             let path = fields.path("apiVersion");
-            reader.missing(Rule::InvalidNetworkPolicy, path, "apiVersion is missing", &cure);
+            reader.missing(Rule::InvalidNetworkPolicy, path, "apiVersion is missing", &hint);
         }
     }
 }
@@ -115,9 +115,9 @@ fn networks(
     let path = KeyPath::root().key("metadata").key("annotations");
     let value = annotations.and_then(|annotations| annotations.get(POLICY_FOR));
     let Some(value) = value.filter(|value| value.as_str().is_none_or(|text| !text.trim().is_empty())) else {
-        let cure = "write the names of NetworkAttachmentDefinitions, separated by commas";
+        let hint = "write the names of NetworkAttachmentDefinitions, separated by commas";
         let reason = format!("annotation {POLICY_FOR} is missing: the policy applies to no network");
-        reader.missing(Rule::NetworkPolicyWithoutNetwork, path, &reason, cure);
+        reader.missing(Rule::NetworkPolicyWithoutNetwork, path, &reason, hint);
         return BTreeSet::new();
     };
     let field = Field { value, path: path.key(POLICY_FOR) };
@@ -244,8 +244,8 @@ fn peer(reader: &mut ValueReader, field: &Field<'_>) -> Option<PolicyPeer> {
     match (fields.find("ipBlock"), pods, namespaces) {
         (Some(block), None, None) => address_block(reader, &block).map(PolicyPeer::Block),
         (None, None, None) => {
-            let cure = "write podSelector, namespaceSelector or ipBlock";
-            reader.fault(field, "the peer has no condition", cure);
+            let hint = "write podSelector, namespaceSelector or ipBlock";
+            reader.fault(field, "the peer has no condition", hint);
             None
         }
         (None, pods, namespaces) => {

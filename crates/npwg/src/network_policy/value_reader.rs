@@ -39,18 +39,18 @@ impl ValueReader {
     }
 
     /// Notes that a value is wrong, and why.
-    pub(super) fn fault(&mut self, field: &Field<'_>, reason: impl Into<String>, cure: &str) {
+    pub(super) fn fault(&mut self, field: &Field<'_>, reason: impl Into<String>, hint: &str) {
         let shown = match field.value {
             Value::Array(_) | Value::Object(_) | Value::Null => String::new(),
             value => value.to_string(),
         };
         let fault = Fault::new(Rule::InvalidNetworkPolicy, self.subject.as_str(), reason);
-        self.push(fault.at(field.path.clone()).showing(&shown).cure(cure));
+        self.push(fault.at(field.path.clone()).showing(&shown).hint(hint));
     }
 
     /// Notes a fault at a place without a value.
-    pub(super) fn missing(&mut self, rule: Rule, path: KeyPath, reason: &str, cure: &str) {
-        self.push(Fault::new(rule, self.subject.as_str(), reason).at(path).cure(cure));
+    pub(super) fn missing(&mut self, rule: Rule, path: KeyPath, reason: &str, hint: &str) {
+        self.push(Fault::new(rule, self.subject.as_str(), reason).at(path).hint(hint));
     }
 
     fn push(&mut self, fault: Fault) {
@@ -69,9 +69,9 @@ impl ValueReader {
             if !known.contains(&key.as_str()) {
                 let place = Field { value, path: field.path.key(key) };
                 let near = hint(key, known);
-                let cure =
+                let hint =
                     if near.is_empty() { format!("the fields are {}", known.join(", ")) } else { near };
-                self.fault(&place, "unknown field", &cure);
+                self.fault(&place, "unknown field", &hint);
             }
         }
         Fields { map: Some(map), path: field.path.clone() }

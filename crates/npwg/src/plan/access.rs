@@ -36,7 +36,7 @@ pub(super) fn check(request: &Request<'_>, network: &NetworkReference, fault: Fa
         && !global.contains(&network.namespace)
     {
         let mut fault =
-            fault.cure("use a definition of the pod's namespace, or add that namespace to globalNamespaces");
+            fault.hint("use a definition of the pod's namespace, or add that namespace to globalNamespaces");
         fault.reason =
             format!("a pod of namespace {home} may not use definitions of namespace {}", network.namespace);
         return Err(Refusal::failed(fault));

@@ -116,8 +116,8 @@ pub fn takes_device(network: &Network) -> bool {
 fn not_allocated(draft: &Draft, id: &str, asked: &Asked) -> Fault {
     let reason =
         format!("{} has no resource, so no device can be allocated to the pod for it", draft.subject);
-    let cure = format!("leave it out, or annotate the definition with {RESOURCE_NAME}");
-    asked.fault(Rule::DeviceNotAllocated, "deviceID", reason).showing(&quote(id)).cure(cure)
+    let hint = format!("leave it out, or annotate the definition with {RESOURCE_NAME}");
+    asked.fault(Rule::DeviceNotAllocated, "deviceID", reason).showing(&quote(id)).hint(hint)
 }
 
 fn missing(draft: &Draft, resource: &str, asked: Option<&str>, given: usize) -> Fault {
@@ -129,6 +129,6 @@ fn missing(draft: &Draft, resource: &str, asked: Option<&str>, given: usize) -> 
         0 => format!("needs a device of {resource}, and none is allocated to the pod"),
         _ => format!("needs one more device of {resource} than the {given} allocated to the pod"),
     };
-    let cure = format!("request or claim {resource} in the pod's resources, one for each attachment");
-    Fault::new(Rule::MissingDevice, &draft.subject, reason).cure(cure)
+    let hint = format!("request or claim {resource} in the pod's resources, one for each attachment");
+    Fault::new(Rule::MissingDevice, &draft.subject, reason).hint(hint)
 }

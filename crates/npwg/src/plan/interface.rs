@@ -47,7 +47,7 @@ pub(super) fn assign(
             None => Fault::new(Rule::DuplicateInterfaceName, "CNI_IFNAME", reason),
         };
         let fault = fault.showing(&format!("{:?}", name.as_str()));
-        return Err(Refusal::failed(fault.cure("choose another name, or leave it out")));
+        return Err(Refusal::failed(fault.hint("choose another name, or leave it out")));
     }
     taken.extend(reserved.iter().map(ToString::to_string));
     let kept = keep(drafts, held, &mut taken);

@@ -18,8 +18,8 @@ const LIST_MAX: usize = DOCUMENT_MAX - RESULT_ROOM;
 
 /// Refuses a rendered list that a plugin could not read.
 pub(super) fn check(list: &str, runtime_config: &Object, subject: &str) -> Result<(), Refusal> {
-    let refused = |reason: String, cure: &str| {
-        Err(Refusal::failed(Fault::new(Rule::ConfigurationTooLarge, subject, reason).cure(cure)))
+    let refused = |reason: String, hint: &str| {
+        Err(Refusal::failed(Fault::new(Rule::ConfigurationTooLarge, subject, reason).hint(hint)))
     };
     let runtime = runtime_config.to_json();
     let length = list.len() + runtime.len();

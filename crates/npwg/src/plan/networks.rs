@@ -220,7 +220,7 @@ fn of_element(request: &Request<'_>, annotation: Annotation, element: Element) -
     access::check(request, &network, fault(Rule::NetworkNotAllowed, ""))?;
     let Some(definition) = request.definitions.find(&network) else {
         let fault = fault(Rule::UnknownNetwork, "there is no such NetworkAttachmentDefinition");
-        return Err(Refusal::failed(fault.cure(cure_of_unknown(request, annotation, &network))));
+        return Err(Refusal::failed(fault.hint(hint_of_unknown(request, annotation, &network))));
     };
     let resolved = definition::resolve(definition, request.disk, &request.node.conf_dir)?;
     let role = match annotation {
@@ -260,7 +260,7 @@ fn resource(asked: &Asked, definition: &Definition) -> Result<Option<String>, Re
         Some(reason) => {
             let fault = asked.fault(Rule::ResourceNotAllowed, "resourceName", reason);
             Err(Refusal::failed(
-                fault.showing(&quote(requested)).cure("request that resource, or remove the key"),
+                fault.showing(&quote(requested)).hint("request that resource, or remove the key"),
             ))
         }
     }
@@ -283,7 +283,7 @@ pub fn resources<'a>(
 }
 
 /// Returns the next step for a network without a definition.
-fn cure_of_unknown(request: &Request<'_>, annotation: Annotation, network: &NetworkReference) -> String {
+fn hint_of_unknown(request: &Request<'_>, annotation: Annotation, network: &NetworkReference) -> String {
     let NetworkReference { namespace, name } = network;
     let own = NetworkReference::new(&request.pod.namespace, name);
     let searched = &request.node.multus_namespace;

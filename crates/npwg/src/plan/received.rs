@@ -105,6 +105,6 @@ fn refused(key: &str, value: impl Into<Value>, why: &str) -> Error {
         Value::String(text) => format!(" {}:", quote(text)),
         other => format!(" {other}:"),
     };
-    let cure = "the planner of this node is of another release, or it is not to be trusted";
-    Error::new(code::DECODING_FAILURE, format!("plan: {key}:{shown} {why}")).details(cure)
+    let hint = "the planner of this node is of another release, or it is not to be trusted";
+    Error::new(code::DECODING_FAILURE, format!("plan: {key}:{shown} {why}")).details(hint)
 }

@@ -102,7 +102,7 @@ pub(super) fn actions(asked: &[&DefaultRoute], drafts: &[Draft]) -> Result<Vec<D
                 "default-route",
                 format!("network {first} already requests it"),
             );
-            return Err(Refusal::failed(fault.cure("leave it on one network only")));
+            return Err(Refusal::failed(fault.hint("leave it on one network only")));
         }
         holder = Some(index);
         actions[index] = match route {

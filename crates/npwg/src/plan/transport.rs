@@ -256,10 +256,10 @@ impl Requests<'_> {
 
     fn undeclared<T: Serialize + ?Sized>(&self, key: &str, capability: &str, value: &T) -> Fault {
         let reason = format!("no plugin of {} declares the capability {capability}", self.subject);
-        let cure =
+        let hint =
             format!("write \"capabilities\": {{\"{capability}\": true}} into the plugin that understands it");
         let shown = serde_json::to_string(value).unwrap_or_default();
-        self.asked.fault(Rule::MissingCapability, key, reason).showing(&shown).cure(cure)
+        self.asked.fault(Rule::MissingCapability, key, reason).showing(&shown).hint(hint)
     }
 
     /// Refuses addresses in `cni-args` if the policy requires a capability for them and no plugin declares it.
@@ -293,7 +293,7 @@ impl Requests<'_> {
             key,
             format!("cni-args.{key} is {}", quote(&other.to_string())),
         );
-        Err(Refusal::failed(fault.showing(&shown).cure("keep one of the two")))
+        Err(Refusal::failed(fault.showing(&shown).hint("keep one of the two")))
     }
 
     fn note(&mut self, key: &str, value: String, verified: bool) {

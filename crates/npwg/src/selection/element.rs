@@ -114,14 +114,14 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
         let reason = "it has a second @, and one interface name at most";
         let fault =
             reader.fault(Rule::MalformedNetworkReference, reason).at(path).showing(&value::shown(text));
-        reader.fails(fault.cure("write name@interface, and separate networks by commas"));
+        reader.fails(fault.hint("write name@interface, and separate networks by commas"));
         return None;
     }
     let wrong_name = || definition_name_fault(name).map(|fault| format!("the name {fault}"));
     if let Some(reason) = wrong_namespace.or_else(wrong_name) {
         let fault =
             reader.fault(Rule::MalformedNetworkReference, reason).at(path).showing(&value::shown(text));
-        reader.fails(fault.cure(cure_of_reference(text)));
+        reader.fails(fault.hint(hint_of_reference(text)));
         return None;
     }
     let mut element = Element::plain(index, NetworkReference::new(namespace.unwrap_or(home), name));
@@ -138,7 +138,7 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
 }
 
 /// Returns a hint for an element that is no reference.
-fn cure_of_reference(text: &str) -> &'static str {
+fn hint_of_reference(text: &str) -> &'static str {
     if text.is_empty() {
         "remove the comma in front of it or after it"
     } else if text.contains(|c: char| c == ';' || c.is_whitespace()) {
@@ -242,7 +242,7 @@ impl Keys<'_> {
     fn network(&mut self, home: &str) -> Option<NetworkReference> {
         if self.value("name").is_none() {
             let fault = self.reader.fault(Rule::MissingNetworkName, "name is missing").at(self.path.clone());
-            self.reader.fails(fault.cure("add \"name\": the name of a NetworkAttachmentDefinition"));
+            self.reader.fails(fault.hint("add \"name\": the name of a NetworkAttachmentDefinition"));
             return None;
         }
         let name = self.or_fails("name", Rule::InvalidNetworkName, |path, value| {
@@ -268,7 +268,7 @@ impl Keys<'_> {
             let fault =
                 self.reader.fault(Rule::ConflictingInterfaceNames, format!("interface requests {new}"));
             let fault = fault.at(self.path.key("interfaceRequest")).showing(&value::shown(old.as_str()));
-            self.reader.fails(fault.cure("remove interfaceRequest, the old name of interface"));
+            self.reader.fails(fault.hint("remove interfaceRequest, the old name of interface"));
         }
         new.or(old)
     }
@@ -298,7 +298,7 @@ impl Keys<'_> {
             let fault =
                 self.reader.fault(Rule::IpsWithIpamClaim, "ips requests addresses in the same element");
             let fault = fault.at(self.path.key("ipam-claim-reference")).showing(&value::shown(&claim));
-            let fault = fault.cure("keep one of the two");
+            let fault = fault.hint("keep one of the two");
             // OVN-Kubernetes writes both for the primary network of a virtual machine; they name the same address.
             match self.reader.annotation {
                 Annotation::DefaultNetwork => self.reader.warn(Reason::Questionable, fault),
@@ -332,7 +332,7 @@ impl Keys<'_> {
                 .reader
                 .fault(Rule::MacGuidMismatch, format!("mac requests {mac}, whose lower 8 bytes differ"));
             let fault = fault.at(self.path.key("infiniband-guid")).showing(&value::shown(&guid.to_string()));
-            self.reader.invalid(fault.cure("keep one of the two"));
+            self.reader.invalid(fault.hint("keep one of the two"));
         }
     }
 
@@ -341,7 +341,7 @@ impl Keys<'_> {
             if let Some((path, value)) = self.written(key).filter(|(_, value)| is_empty(key, value)) {
                 let fault = self.reader.fault(Rule::EmptyValue, "is empty and counts as absent");
                 let fault = fault.at(path).showing(&value.to_string());
-                self.reader.warn(Reason::Questionable, fault.cure("remove the key"));
+                self.reader.warn(Reason::Questionable, fault.hint("remove the key"));
             }
         }
     }
@@ -372,8 +372,8 @@ impl Keys<'_> {
             let fault = self.reader.fault(Rule::UnknownKey, "unknown key; it has no effect");
             let path = if key.len() > LONGEST_KEY { self.path.clone() } else { path };
             let other = OTHER_NAMES.iter().find(|(name, _)| fold::same(name, key) && known == KEYS);
-            let cure = other.map_or_else(|| hint(key, known), |(_, meant)| format!("did you mean {meant}?"));
-            self.reader.warn(Reason::UnknownKey, fault.at(path).cure(cure));
+            let hint = other.map_or_else(|| hint(key, known), |(_, meant)| format!("did you mean {meant}?"));
+            self.reader.warn(Reason::UnknownKey, fault.at(path).hint(hint));
         }
         if self.reader.annotation == Annotation::DefaultNetwork && self.value("interface").is_some() {
             let fault = self

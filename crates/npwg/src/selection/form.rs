@@ -35,12 +35,12 @@ pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
         None => Vec::new(),
         Some('[') => objects(reader, text),
         Some(first @ ('{' | '"' | '\'' | '\u{2018}'..='\u{201f}')) => {
-            let (what, cure) = match first {
+            let (what, hint) = match first {
                 '{' => ("is a JSON object, not a list", "write [ in front of it and ] after it"),
                 _ => ("is in quotation marks", "remove the quotation marks around it"),
             };
             let fault = reader.fault(Rule::MalformedAnnotation, what).showing(&quote(text));
-            reader.fails(fault.cure(cure));
+            reader.fails(fault.hint(hint));
             Vec::new()
         }
         Some(_) => references(reader, text),
@@ -78,7 +78,7 @@ fn objects(reader: &mut Reader, text: &str) -> Vec<Item> {
             Err(_) => {
                 let fault = reader.fault(Rule::MalformedAnnotation, "is not a JSON object");
                 let fault = fault.at(KeyPath::root().index(index)).showing(raw.get());
-                reader.fails(fault.cure("write {\"name\": …}"));
+                reader.fails(fault.hint("write {\"name\": …}"));
             }
         }
     }

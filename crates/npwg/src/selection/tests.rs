@@ -81,7 +81,7 @@ fn unknown_key_without_a_dot_is_a_warning() {
     let unknown: Vec<(Reason, String, &str)> = reading
         .warnings
         .iter()
-        .map(|warning| (warning.event, warning.fault.path.to_string(), warning.fault.cure.as_str()))
+        .map(|warning| (warning.event, warning.fault.path.to_string(), warning.fault.hint.as_str()))
         .collect();
     assert_eq!(
         unknown,
@@ -538,8 +538,8 @@ fn annotation_of_unknown_form_is_named() {
 }
 
 #[test]
-fn annotation_fault_names_the_cure() {
-    for (text, cure) in [
+fn annotation_fault_names_the_hint() {
+    for (text, hint) in [
         (r#""net-a""#, "remove the quotation marks around it"),
         ("'net-a'", "remove the quotation marks around it"),
         (r#""[{\"name\":\"a\"}]""#, "remove the quotation marks around it"),
@@ -558,8 +558,8 @@ fn annotation_fault_names_the_cure() {
         (r#"[{"name":"net-a","ips":"10.0.0.5/24"}]"#, r#"must be a list: write ["10.0.0.5/24"]"#),
     ] {
         let why = reading(text).settle().unwrap_err().to_string();
-        assert!(why.contains(cure), "{text}: {why}");
+        assert!(why.contains(hint), "{text}: {why}");
     }
     let warning = &reading(r#"[{"name":"a","gateway":["10.0.0.1"]}]"#).warnings[0];
-    assert_eq!(warning.fault.cure, "did you mean default-route?");
+    assert_eq!(warning.fault.hint, "did you mean default-route?");
 }

@@ -60,13 +60,13 @@ pub fn run() -> Result<ExitCode, Error> {
 // === impl Steps ===
 
 impl Steps {
-    fn push(&mut self, step: &str, place: &str, verdict: Verdict, (found, cure): (String, &str)) {
+    fn push(&mut self, step: &str, place: &str, verdict: Verdict, (found, hint): (String, &str)) {
         self.0.push(TraceStep {
             step: step.to_owned(),
             place: place.to_owned(),
             verdict,
             found,
-            cure: cure.to_owned(),
+            hint: hint.to_owned(),
         });
     }
 
@@ -74,12 +74,12 @@ impl Steps {
         self.push(step, place, Verdict::Ok, (found.into(), ""));
     }
 
-    fn fault(&mut self, step: &str, place: &str, found: impl Into<String>, cure: &str) {
-        self.push(step, place, Verdict::Fault, (found.into(), cure));
+    fn fault(&mut self, step: &str, place: &str, found: impl Into<String>, hint: &str) {
+        self.push(step, place, Verdict::Fault, (found.into(), hint));
     }
 
-    fn unknown(&mut self, step: &str, place: &str, found: impl Into<String>, cure: &str) {
-        self.push(step, place, Verdict::Unknown, (found.into(), cure));
+    fn unknown(&mut self, step: &str, place: &str, found: impl Into<String>, hint: &str) {
+        self.push(step, place, Verdict::Unknown, (found.into(), hint));
     }
 }
 
@@ -101,14 +101,14 @@ impl<'a> Pod<'a> {
             return Ok(None);
         };
         if !link.up {
-            let cure =
+            let hint =
                 "find the process that set it down; `ip link set NAME up` in the pod, or recreate the pod";
-            steps.fault("interface", pod, format!("{interface} is down"), cure);
+            steps.fault("interface", pod, format!("{interface} is down"), hint);
             return Ok(None);
         }
         if !link.carrier {
-            let cure = "set the other end of the interface up: see the step `port`";
-            steps.fault("interface", pod, format!("{interface} is up, but has no carrier"), cure);
+            let hint = "set the other end of the interface up: see the step `port`";
+            steps.fault("interface", pod, format!("{interface} is up, but has no carrier"), hint);
         } else {
             steps.ok("interface", pod, format!("{interface} is up ({})", kind_of(&link)));
         }
@@ -120,8 +120,8 @@ impl<'a> Pod<'a> {
         let (pod, name) = (&self.end.pod, &self.link.name);
         match all.iter().find(|found| found.address.addr() == address) {
             Some(found) if found.duplicate => {
-                let cure = "find the other owner of the address in the network";
-                steps.fault("address", pod, format!("{address} on {name} has another owner, too"), cure);
+                let hint = "find the other owner of the address in the network";
+                steps.fault("address", pod, format!("{address} on {name} has another owner, too"), hint);
             }
             Some(found) => steps.ok("address", pod, format!("{name} has {}", found.address)),
             None => steps.fault("address", pod, format!("{name} lost {address}"), "recreate the pod"),
@@ -133,22 +133,22 @@ impl<'a> Pod<'a> {
     fn route(&mut self, from: IpAddr, to: IpAddr, steps: &mut Steps) -> Result<Option<FoundRoute>, Error> {
         let (pod, name) = (&self.end.pod, &self.link.name);
         let Some(found) = self.net.find_route(to, from).or_refused()? else {
-            let cure = "add a route to the network definition (`routes` of its ipam), then recreate the pod";
-            steps.fault("route", pod, format!("no route to {to} from {from}"), cure);
+            let hint = "add a route to the network definition (`routes` of its ipam), then recreate the pod";
+            steps.fault("route", pod, format!("no route to {to} from {from}"), hint);
             return Ok(None);
         };
         let via = found.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
         if found.is_local {
-            let cure = "give the pods different addresses";
-            steps.fault("route", pod, format!("{to} is an address of the pod itself"), cure);
+            let hint = "give the pods different addresses";
+            steps.fault("route", pod, format!("{to} is an address of the pod itself"), hint);
             return Ok(None);
         }
         if found.link != self.link.index {
             let other =
                 self.net.link_at(found.link).map_or_else(|_| found.link.to_string(), |link| link.name);
             let found = format!("packets to {to} leave by {other}{via}, not by {name}");
-            let cure = "add a route through the network, or the plugin `sbr`, to its definition";
-            steps.fault("route", pod, found, cure);
+            let hint = "add a route through the network, or the plugin `sbr`, to its definition";
+            steps.fault("route", pod, found, hint);
             return Ok(None);
         }
         steps.ok("route", pod, format!("{to}{via} dev {name} table {}", found.table));
@@ -167,8 +167,8 @@ impl<'a> Pod<'a> {
                 steps.ok("neighbour", pod, format!("{next} has {mac}"));
             }
             Ok(Neighbour::Unresolved) => {
-                let cure = "the owner of the address is down, in another VLAN or on another segment: see the other steps";
-                steps.fault("neighbour", pod, format!("{next} does not answer address resolution"), cure);
+                let hint = "the owner of the address is down, in another VLAN or on another segment: see the other steps";
+                steps.fault("neighbour", pod, format!("{next} does not answer address resolution"), hint);
                 return false;
             }
             Ok(Neighbour::Unknown) => {
@@ -231,9 +231,9 @@ fn report(probe: &Probe, answer: &Answer, (cause, to): (Option<&str>, &TraceEnd)
             steps.ok("probe", place, format!("{sent}: answered in {:.3} ms", took.as_secs_f64() * 1e3));
         }
         Answer::Refused => {
-            let cure = "start a process that listens on the port and on the address of this network, or remove the filter \
+            let hint = "start a process that listens on the port and on the address of this network, or remove the filter \
                 that rejects the port";
-            steps.fault("probe", place, format!("{sent}: refused; the path itself works"), cure);
+            steps.fault("probe", place, format!("{sent}: refused; the path itself works"), hint);
         }
         Answer::Unreachable(why) => {
             steps.fault("probe", place, format!("{sent}: {why}"), "see the faults above");
@@ -244,13 +244,13 @@ fn report(probe: &Probe, answer: &Answer, (cause, to): (Option<&str>, &TraceEnd)
             } else {
                 format!("{sent}: no answer")
             };
-            let cure = match cause {
+            let hint = match cause {
                 Some("neighbour") => "see the step `neighbour`",
                 Some(_) => "see the step `firewall`",
                 None if to.sandbox.is_none() => &other_side,
                 None => "the packets reached the pod: look at its own packet filter and at its processes",
             };
-            steps.fault("probe", place, found, cure);
+            steps.fault("probe", place, found, hint);
         }
     }
 }

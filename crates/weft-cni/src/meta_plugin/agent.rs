@@ -274,10 +274,10 @@ pub(super) fn find_weft() -> PathBuf {
 
 /// Returns the error for a node where nothing can plan.
 fn absent(socket: &Path, cause: &io::Error) -> Error {
-    let cure = "start the node agent (kubectl -n kube-system get pods -l app.kubernetes.io/component=agent -o wide lists the agents), \
+    let hint = "start the node agent (kubectl -n kube-system get pods -l app.kubernetes.io/component=agent -o wide lists the agents), \
         run weft install --thin on this node, or set manifestDir";
     let why = format!("{cause}; no node agent listens on {}", socket.display());
-    Error::new(code::TRY_AGAIN_LATER, why).details(cure)
+    Error::new(code::TRY_AGAIN_LATER, why).details(hint)
 }
 
 /// Returns the error for a sandbox whose network only the CRI proxy knows.
@@ -365,8 +365,8 @@ mod tests {
         std::fs::remove_dir_all(&directory).unwrap();
         let absent = run_once(&program, socket, &request, DEADLINE).unwrap_err();
         assert!(absent.code == code::TRY_AGAIN_LATER && absent.msg.contains("on /x/agent.sock"), "{absent}");
-        for cure in ["kubectl -n kube-system", "weft install --thin", "manifestDir"] {
-            assert!(absent.details.contains(cure), "{absent}");
+        for hint in ["kubectl -n kube-system", "weft install --thin", "manifestDir"] {
+            assert!(absent.details.contains(hint), "{absent}");
         }
     }
 }

@@ -219,8 +219,8 @@ impl Store {
         let addresses = match read {
             Ok(addresses) => addresses,
             Err(why) => {
-                let cure = "restore the file, or remove its directory when no pod has an address of the pool";
-                let error = Error::config(format!("{}: {why}: {cure}", path.display()));
+                let hint = "restore the file, or remove its directory when no pod has an address of the pool";
+                let error = Error::config(format!("{}: {why}: {hint}", path.display()));
                 return Err(OpenError::Unreadable(error, Some(file)));
             }
         };

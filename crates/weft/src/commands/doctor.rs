@@ -91,12 +91,12 @@ struct Finding {
     /// Error text with place and reason.
     why: String,
     /// Hint how to solve it.
-    cure: String,
+    hint: String,
 }
 
 impl Finding {
-    fn new(what: impl Into<String>, why: impl Into<String>, cure: impl Into<String>) -> Finding {
-        Finding { what: what.into(), why: why.into(), cure: cure.into() }
+    fn new(what: impl Into<String>, why: impl Into<String>, hint: impl Into<String>) -> Finding {
+        Finding { what: what.into(), why: why.into(), hint: hint.into() }
     }
 }
 
@@ -224,8 +224,8 @@ fn command_finding(configurations: &Path) -> Option<Finding> {
     };
     let FailedFile { path, why } = record.failed?;
     let why = format!("it was not installed: {why}");
-    let cure = "set install.command (weft install --command) to a directory of this node that can be written, such as /opt/bin";
-    Some(Finding::new(format!("command {}", path.display()), why, cure))
+    let hint = "set install.command (weft install --command) to a directory of this node that can be written, such as /opt/bin";
+    Some(Finding::new(format!("command {}", path.display()), why, hint))
 }
 
 /// Returns the findings about the kernel for the definitions that this node can read.
@@ -327,8 +327,8 @@ fn orphan_finding(marked: &Tagged, known: &[&Entry]) -> Option<Finding> {
         "created for {interface}container {container} on network {network}, which neither the journal nor the runtime knows"
     );
     let remover = if plugin == POLICY { "the meta-plugin".to_owned() } else { format!("network {network}") };
-    let cure = format!("GC of {remover} removes it; if the runtime does not call GC, remove it manually");
-    Some(Finding::new(on, why, cure))
+    let hint = format!("GC of {remover} removes it; if the runtime does not call GC, remove it manually");
+    Some(Finding::new(on, why, hint))
 }
 
 /// Whether the journal knows the container, or a runtime has cached a result for the attachment.
@@ -366,8 +366,8 @@ fn print_findings(diagnosis: &Diagnosis, output: Output) -> Result<(), Failure> 
     if output.format.is_document() {
         output::print_document(output.format, findings)?;
     } else {
-        let lines = findings.iter().map(|Finding { what, why, cure }| {
-            format!("{}: {}\n  {}\n", plain(what), plain(why), plain(cure))
+        let lines = findings.iter().map(|Finding { what, why, hint }| {
+            format!("{}: {}\n  {}\n", plain(what), plain(why), plain(hint))
         });
         let mut text: String = lines.collect();
         if findings.is_empty() {

@@ -279,7 +279,7 @@ fn show(case: &Case, progress: Progress) {
     if let Some(outcome) = case.outcome() {
         // The table tells what was found.
         let Outcome { network, nodes, verdict, .. } = outcome;
-        let verdict = if *verdict == Verdict::Ok { "ok" } else { "FAULT" };
+        let verdict = if *verdict == Verdict::Ok { "ok" } else { "ERROR" };
         let line = format!("{verdict:5}  {network}  {}", nodes.join(" - "));
         progress.line(format!("  {}", plain(line.trim_end())));
     }

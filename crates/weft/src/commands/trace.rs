@@ -82,6 +82,7 @@ struct Document<'a> {
     to: &'a str,
     network: &'a str,
     /// Whether the path works.
+    #[serde(rename = "result")]
     verdict: Verdict,
     steps: &'a [TraceStep],
 }
@@ -129,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         for step in
             path.iter_mut().filter(|step| is_denied && step.step == "probe" && step.verdict == Verdict::Fault)
         {
-            step.cure = format!("see the step `{}`", policy_step::NAME);
+            step.hint = format!("see the step `{}`", policy_step::NAME);
         }
         steps.extend(path);
     }
@@ -158,7 +159,7 @@ fn not_attached(pod: &PodName, network: &str, status: &[status::Entry]) -> Trace
         place: pod.to_string(),
         verdict: Verdict::Fault,
         found: format!("not attached to network {network}; attached to {known}"),
-        cure: "select the network in the annotation k8s.v1.cni.cncf.io/networks, then recreate the pod"
+        hint: "select the network in the annotation k8s.v1.cni.cncf.io/networks, then recreate the pod"
             .to_owned(),
     }
 }
@@ -202,12 +203,12 @@ fn command((from, to): (&PodName, &PodName), network: &str, tcp: Option<u16>) ->
 
 /// Returns the end for a pod on another node, from the API object.
 fn remote_end(pod: &PodName, network: &str, read: Result<Option<Pod>, Failure>) -> Found {
-    let fault = |found: String, cure: &str| TraceStep {
+    let fault = |found: String, hint: &str| TraceStep {
         step: "attachment".to_owned(),
         place: pod.to_string(),
         verdict: Verdict::Fault,
         found,
-        cure: cure.to_owned(),
+        hint: hint.to_owned(),
     };
     let read = read.map_err(|why| {
         let found = format!("not on this node, and its network-status cannot be read: {why}");
@@ -217,8 +218,8 @@ fn remote_end(pod: &PodName, network: &str, read: Result<Option<Pod>, Failure>) 
         return Err(fault("the pod does not exist".to_owned(), "correct the name or the namespace"));
     };
     if node.is_empty() {
-        let cure = format!("`kubectl describe pod -n {} {}` shows the reason", pod.namespace, pod.name);
-        return Err(fault("the pod is not scheduled to a node".to_owned(), &cure));
+        let hint = format!("`kubectl describe pod -n {} {}` shows the reason", pod.namespace, pod.name);
+        return Err(fault("the pod is not scheduled to a node".to_owned(), &hint));
     }
     if host_network {
         let found = format!("the pod uses the host network on node {node} (hostNetwork)");
@@ -251,7 +252,7 @@ fn read_pod(pod: &PodName, cluster: &ClusterAccess) -> Result<Option<Pod>, Failu
 fn attached((pod, end): (&PodName, &TraceEnd), from: &PodName, network: &str) -> TraceStep {
     let TraceEnd { sandbox, node, interface, addresses, .. } = end;
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    let (place, cure) = if sandbox.is_some() {
+    let (place, hint) = if sandbox.is_some() {
         (String::new(), String::new())
     } else {
         let place = format!(" by its network-status, on node {node}: its side is not examined");
@@ -262,7 +263,7 @@ fn attached((pod, end): (&PodName, &TraceEnd), from: &PodName, network: &str) ->
         place: pod.to_string(),
         verdict: Verdict::Ok,
         found: format!("{interface} on {network} with {}{place}", addresses.join(", ")),
-        cure,
+        hint,
     }
 }
 
@@ -277,7 +278,7 @@ fn print(path: &(&PodName, &PodName, &str), steps: &[TraceStep], output: Output)
     }
     match faults {
         0 => Ok(()),
-        count => Err(Failure::quiet(format!("{count} faults"))),
+        count => Err(Failure::quiet(format!("{count} errors"))),
     }
 }
 
@@ -285,16 +286,16 @@ fn print(path: &(&PodName, &PodName, &str), steps: &[TraceStep], output: Output)
 fn lay_out(steps: &[TraceStep]) -> String {
     let verdict = |step: &TraceStep| match step.verdict {
         Verdict::Ok => "ok",
-        Verdict::Fault => "FAULT",
+        Verdict::Fault => "ERROR",
         Verdict::Unknown => "unknown",
     };
     let rows: Vec<Vec<String>> = steps
         .iter()
         .map(|step| vec![step.step.clone(), step.place.clone(), verdict(step).to_owned(), step.found.clone()])
         .collect();
-    let mut text = table::lay_out(&["step", "at", "verdict", "found"], &rows, 0);
-    for step in steps.iter().filter(|step| !step.cure.is_empty()) {
-        text.push_str(&format!("{} of {}: {}\n", plain(&step.step), plain(&step.place), plain(&step.cure)));
+    let mut text = table::lay_out(&["step", "at", "result", "found"], &rows, 0);
+    for step in steps.iter().filter(|step| !step.hint.is_empty()) {
+        text.push_str(&format!("{} of {}: {}\n", plain(&step.step), plain(&step.place), plain(&step.hint)));
     }
     text
 }
@@ -331,9 +332,9 @@ mod tests {
             place: "blue/web".into(),
             verdict: Verdict::Fault,
             found: "a\u{1b}[2Jb".into(),
-            cure: "recreate\u{202e} the pod".into(),
+            hint: "recreate\u{202e} the pod".into(),
         };
         let text = lay_out(&[step]);
-        assert!(!text.contains(['\u{1b}', '\u{202e}']) && text.contains("FAULT"), "{text:?}");
+        assert!(!text.contains(['\u{1b}', '\u{202e}']) && text.contains("ERROR"), "{text:?}");
     }
 }

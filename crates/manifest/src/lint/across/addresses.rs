@@ -135,6 +135,6 @@ impl Requested<'_> {
         };
         let subject = format!("{} of {}", Annotation::Networks.subject(), self.pod.subject());
         let fault = Fault::new(Rule::DuplicateAddress, subject, reason).at(path).showing(&quote(address));
-        (place, fault.cure(hint))
+        (place, fault.hint(hint))
     }
 }

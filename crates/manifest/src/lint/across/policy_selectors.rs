@@ -102,13 +102,13 @@ impl Placed {
                 .map(|other| other.name.as_str())
                 .collect();
             let elsewhere = definitions.keys().find(|other| other.name == network.name);
-            let cure = match elsewhere {
+            let hint = match elsewhere {
                 Some(other) => format!("did you mean {other}?"),
                 None => hint(&network.name, &names),
             };
             let reason = "is in none of the files, although other definitions are";
             let fault = Fault::new(Rule::NetworkPolicyNetworkNotInFiles, self.policy.subject(), reason);
-            (seen.clone(), fault.at(path.clone()).showing(&quote(&network.to_string())).cure(cure))
+            (seen.clone(), fault.at(path.clone()).showing(&quote(&network.to_string())).hint(hint))
         };
         if definitions.is_empty() { Vec::new() } else { unknown.map(fault).collect() }
     }

@@ -150,7 +150,7 @@ fn lint_keys_at_any_wrong_place_are_reported() {
             finding.fault.rule == Rule::MisplacedAnnotation && finding.fault.path == expected
         };
         assert_eq!(found.iter().filter(|finding| is_it(finding)).count(), 1, "{object}: {found:?}");
-        assert!(found.iter().any(|finding| finding.fault.cure.contains("metadata.annotations")), "{found:?}");
+        assert!(found.iter().any(|finding| finding.fault.hint.contains("metadata.annotations")), "{found:?}");
     }
     for place in [
         "metadata: {name: a, config: '{}'}",

@@ -60,7 +60,7 @@ fn device_missing_fails_the_plan() {
     let mut world = World::new().networks("device");
     world.resource("home/device", "intel.com/sriov");
     let fault = world.fails();
-    assert!(fault.to_string().contains("intel.com/sriov") && fault.cure.contains("resources"), "{fault}");
+    assert!(fault.to_string().contains("intel.com/sriov") && fault.hint.contains("resources"), "{fault}");
     assert!(fault.reason.contains("none is allocated to the pod"), "{fault}");
 }
 

@@ -207,9 +207,9 @@ fn unknown_default_network_names_where_it_was_searched() {
     assert_eq!(fault.rule, Rule::UnknownNetwork);
     let expected = "a name without a namespace is searched in kube-system; \
                     write home/capable for the one of the pod's namespace";
-    assert_eq!(fault.cure, expected);
+    assert_eq!(fault.hint, expected);
     let known = World::new().default_network("capable").networks("capable").fails();
-    assert_eq!(known.cure, format!("{expected}, which exists"));
+    assert_eq!(known.hint, format!("{expected}, which exists"));
     let other = World::new().default_network("home/nowhere").fails();
-    assert!(other.cure.contains("kubectl get network-attachment-definitions -n home"), "{other}");
+    assert!(other.hint.contains("kubectl get network-attachment-definitions -n home"), "{other}");
 }

@@ -58,7 +58,7 @@ fn ip_request_policy_can_require_the_capability() {
         let node = format!(r#""ipRequestPolicy":"{policy}""#);
         let fault = asked_plain(r#""ips":["10.0.0.1"]"#).node(&node).fails();
         assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::MissingCapability, "[0].ips"));
-        assert!(fault.cure.contains("capabilities"), "{fault}");
+        assert!(fault.hint.contains("capabilities"), "{fault}");
         let fault = asked_plain(r#""mac":"02:00:00:00:00:01""#).node(&node).fails();
         assert_eq!(fault.rule, Rule::MissingCapability);
         assert!(asked(r#""ips":["10.0.0.1"],"mac":"02:00:00:00:00:01""#).node(&node).try_plan().is_ok());

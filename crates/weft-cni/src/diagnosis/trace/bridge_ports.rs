@@ -57,10 +57,10 @@ fn filters_vlans(bridge: &Link) -> bool {
 pub(super) fn compare(ports: &[PortVlans], steps: &mut Steps) {
     for PortVlans { of, name, vlans } in ports.iter().filter(|port| port.untagged().is_none()) {
         let found = format!("untagged frames of port {of} belong to no VLAN: it has {}", describe(vlans));
-        let cure = format!(
+        let hint = format!(
             "set `vlan` in the network definition, or `bridge vlan add dev {name} vid ID pvid untagged`"
         );
-        steps.fault("vlan", HOST, found, &cure);
+        steps.fault("vlan", HOST, found, &hint);
     }
     let [one, other] = ports else { return };
     let (Some(first), Some(second)) = (one.untagged(), other.untagged()) else { return };
@@ -73,11 +73,11 @@ pub(super) fn compare(ports: &[PortVlans], steps: &mut Steps) {
         };
         let all = describe(&to.vlans);
         let found = format!("port {} is in VLAN {id}, and {why}: it has {all}", from.of);
-        let cure = format!(
+        let hint = format!(
             "give both pods the same `vlan`, or `bridge vlan add dev {} vid {id} pvid untagged`",
             to.name
         );
-        steps.fault("vlan", HOST, found, &cure);
+        steps.fault("vlan", HOST, found, &hint);
         return;
     }
     steps.ok("vlan", HOST, format!("ports {} and {} share VLAN {first}", one.of, other.of));
@@ -104,11 +104,11 @@ pub(super) fn uplinks(
     }
     if ports.is_empty() {
         let found = format!("bridge {} has no port that leads to another node", bridge.name);
-        let cure = format!(
+        let hint = format!(
             "if the nodes are connected by a bridge: `ip link set NAME master {}` for an interface without addresses of this node",
             bridge.name
         );
-        steps.fault("port", HOST, found, &cure);
+        steps.fault("port", HOST, found, &hint);
         return Ok(());
     }
     if usable.is_empty() {
@@ -239,12 +239,12 @@ mod tests {
             ),
             (vec![access(100)], vec![], fault, "port b of blue/b belong to no VLAN: it has no VLAN", "dev b"),
         ];
-        for (first, second, verdict, words, cure) in cases {
+        for (first, second, verdict, words, hint) in cases {
             let mut steps = Steps::default();
             compare(&[port("a", &first), port("b", &second)], &mut steps);
             let [step] = steps.0.as_slice() else { panic!("{steps:?}") };
             assert!(step.verdict == verdict && step.found.contains(words), "{step:?}");
-            assert!(step.cure.contains(cure), "{step:?}");
+            assert!(step.hint.contains(hint), "{step:?}");
         }
     }
 
@@ -260,12 +260,12 @@ mod tests {
                 "bridge vlan add dev eth1 vid 100",
             ),
         ];
-        for (vlans, verdict, words, cure) in cases {
+        for (vlans, verdict, words, hint) in cases {
             let mut steps = Steps::default();
             uplink_vlans(100, &[("eth1".to_owned(), vlans)], &mut steps);
             let [step] = steps.0.as_slice() else { panic!("{steps:?}") };
             assert!(step.verdict == verdict && step.found.contains(words), "{step:?}");
-            assert!(step.cure.contains(cure), "{step:?}");
+            assert!(step.hint.contains(hint), "{step:?}");
         }
     }
 

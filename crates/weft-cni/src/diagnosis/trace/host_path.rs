@@ -94,8 +94,8 @@ impl<'a> HostPath<'a> {
         let own = self.sides.iter().map(|side| side.inner.mtu).max().unwrap_or(smallest);
         let named = places.iter().map(|(name, mtu)| format!("{name} {mtu}")).collect::<Vec<_>>().join(", ");
         if own > smallest && route.and_then(|route| route.mtu) != Some(smallest) {
-            let cure = "set the same `mtu` in the network definition and on the links of the host, then recreate the pods";
-            steps.fault("mtu", HOST, format!("packets over {smallest} bytes are lost: {named}"), cure);
+            let hint = "set the same `mtu` in the network definition and on the links of the host, then recreate the pods";
+            steps.fault("mtu", HOST, format!("packets over {smallest} bytes are lost: {named}"), hint);
         } else {
             steps.ok("mtu", HOST, named);
         }
@@ -160,12 +160,12 @@ impl Side<'_> {
             return;
         };
         if !bridge.up {
-            let cure = format!("ip link set {} up", bridge.name);
-            steps.fault("port", HOST, format!("bridge {} of port {of} is down", bridge.name), &cure);
+            let hint = format!("ip link set {} up", bridge.name);
+            steps.fault("port", HOST, format!("bridge {} of port {of} is down", bridge.name), &hint);
         } else if !self.link.forwards {
-            let cure =
+            let hint =
                 "wait for the spanning tree, or switch it off: `ip link set BRIDGE type bridge stp_state 0`";
-            steps.fault("port", HOST, format!("port {of} of {} does not forward", bridge.name), cure);
+            steps.fault("port", HOST, format!("port {of} of {} does not forward", bridge.name), hint);
         } else {
             steps.ok("port", HOST, format!("{of} is a forwarding port of {}", bridge.name));
         }
@@ -186,8 +186,8 @@ pub(super) fn filters((from, to): (&TraceEnd, &TraceEnd), is_lost: bool, steps: 
     }
     if is_lost {
         let found = format!("packets leave {} and do not arrive: the host drops them; {found}", from.pod);
-        let cure = "`nft list ruleset` shows the rules, `nft monitor trace` the one that drops; also look at iptables-legacy";
-        steps.fault("firewall", HOST, found, cure);
+        let hint = "`nft list ruleset` shows the rules, `nft monitor trace` the one that drops; also look at iptables-legacy";
+        steps.fault("firewall", HOST, found, hint);
     } else {
         let verdict = if chains.is_ok() { Verdict::Ok } else { Verdict::Unknown };
         steps.push("firewall", HOST, verdict, (found, ""));

@@ -49,8 +49,8 @@ fn judge(body: &str) -> Option<Finding> {
     if !caches.is_empty() {
         reasons.push(format!("it plans by an old state of the cluster: {}", caches.join("; ")));
     }
-    let cure = "check the connection of this node to the API server, the rights of the agent, and its log";
-    Some(Finding::new(format!("agent at {ADDRESS}"), reasons.join("; "), cure))
+    let hint = "check the connection of this node to the API server, the rights of the agent, and its log";
+    Some(Finding::new(format!("agent at {ADDRESS}"), reasons.join("; "), hint))
 }
 
 #[cfg(test)]

@@ -187,11 +187,11 @@ impl Kernel {
                     self.release,
                     named.join(", ")
                 );
-                let cure = format!(
+                let hint = format!(
                     "install the package with {module}.ko, for example linux-modules-extra-{}, or use a kernel with it",
                     self.release
                 );
-                Finding::new("kernel", why, cure)
+                Finding::new("kernel", why, hint)
             })
             .collect()
     }
@@ -261,7 +261,7 @@ mod tests {
         let found = bare.findings(&needs);
         let [vrf] = found.as_slice() else { panic!("{found:?}") };
         assert!(vrf.why.contains("no VRFs (module vrf)") && vrf.why.ends_with("blue/b"), "{vrf:?}");
-        assert!(vrf.cure.contains("linux-modules-extra-6.1.0"), "{vrf:?}");
+        assert!(vrf.hint.contains("linux-modules-extra-6.1.0"), "{vrf:?}");
         assert!(kernel("", None).findings(&needs).is_empty(), "modules are unknown");
     }
 

@@ -73,12 +73,12 @@ fn missing_configuration() -> Finding {
         Some(renamed) => {
             let why =
                 "Cilium renamed it, because its option cni.exclusive is true, so the runtime does not use it";
-            let cure = format!(
+            let hint = format!(
                 "set cni.exclusive to false in the configuration of Cilium, run weft install with the same settings \
                  (--set KEY=VALUE) as in {0}, then delete {0}",
                 renamed.file
             );
-            Finding::new(format!("configuration {}", renamed.file), why, cure)
+            Finding::new(format!("configuration {}", renamed.file), why, hint)
         }
     }
 }
@@ -93,8 +93,8 @@ fn check_whereabouts(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
         "builtin: always: networks of whereabouts get addresses of weft-ipam, although {} is installed",
         path.display()
     );
-    let cure = "set builtin to auto until weft import whereabouts has imported its addresses";
-    (meta_plugin.node.builtin == Builtin::Always).then(|| Finding::new(what, why, cure))
+    let hint = "set builtin to auto until weft import whereabouts has imported its addresses";
+    (meta_plugin.node.builtin == Builtin::Always).then(|| Finding::new(what, why, hint))
 }
 
 /// Returns a finding if another file sorts before the configuration.
@@ -170,8 +170,8 @@ fn check_planner(meta_plugin: &MetaPlugin) -> Option<Finding> {
     };
     let why =
         format!("no agent answers ({cause}), and {without_agent}; pods that select networks do not start");
-    let cure = "start the agent (kubectl -n kube-system get pods -l app.kubernetes.io/component=agent -o wide), or run weft install --thin";
-    Some(Finding::new(format!("agent {}", node.agent_socket), why, cure))
+    let hint = "start the agent (kubectl -n kube-system get pods -l app.kubernetes.io/component=agent -o wide), or run weft install --thin";
+    Some(Finding::new(format!("agent {}", node.agent_socket), why, hint))
 }
 
 /// Whether weft-cni finds `weft`, called from the runtime's directory.
@@ -203,11 +203,11 @@ fn check_status(
         weft_cni.call(meta_plugin.name(), &meta_plugin.object.to_json(), Verb::Status, &subject)
     };
     let error = status().err()?;
-    let cure = match error.details.is_empty() {
+    let hint = match error.details.is_empty() {
         true => "no pod is attached until then; see docs/operations.md, «A pod does not start»".to_owned(),
         false => error.details,
     };
-    Some(Finding::new(what, format!("STATUS: {}", error.msg), cure))
+    Some(Finding::new(what, format!("STATUS: {}", error.msg), hint))
 }
 
 /// Whether the configuration is the list that `weft cri-proxy` writes.

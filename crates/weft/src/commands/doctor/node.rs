@@ -56,8 +56,8 @@ pub(super) fn plugin_findings(weft_cni: &WeftCni, directory: &Path, sees_host: b
         let why = format!("it is another build than {}", weft_cni.program().display());
         // Any other file could be that of another project, which weft install does not replace unasked.
         let is_link = fs::read_link(&plugin).is_ok_and(|target| target.ends_with(PROGRAM));
-        let cure = if is_link { "weft install" } else { "weft install --replace" };
-        findings.push(Finding::new(format!("plugin {}", plugin.display()), why, cure));
+        let hint = if is_link { "weft install" } else { "weft install --replace" };
+        findings.push(Finding::new(format!("plugin {}", plugin.display()), why, hint));
     }
     let links = broken_links(directory).into_iter();
     let links = links.filter(|(_, target)| sees_host || target.components().count() == 1);
@@ -90,10 +90,10 @@ pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
     let path = directory.join(renamed).display().to_string();
     let why = "Cilium renamed this file, because its option cni.exclusive was true; while it is, Cilium renames that of weft, too, when its agent starts";
     // Cilium does not give the file its name back. With chaining it may still read it (10-aws.conflist.cilium_bak).
-    let cure = format!(
+    let hint = format!(
         "run `{CILIUM_CURE}`, then delete {path}, or give it its name back if its plugin is still used"
     );
-    Some(Finding::new(format!("configuration {path}"), why, cure))
+    Some(Finding::new(format!("configuration {path}"), why, hint))
 }
 
 /// Returns a finding if a Cilium pod on this node has the option `cni.exclusive`, as the kubelet has mounted
@@ -133,7 +133,7 @@ impl Space {
     fn findings(self, directory: &Path) -> Vec<Finding> {
         let Space { free_bytes, free_inodes, inodes } = self;
         let what = || format!("disk of {}", directory.display());
-        let cure = |option: &str| {
+        let hint = |option: &str| {
             format!(
                 "delete files that are not needed: du {option} -x {} | sort -h | tail",
                 mount_of(directory).display()
@@ -143,12 +143,12 @@ impl Space {
         if free_bytes < SPACE_MIN {
             let why =
                 format!("{} MiB are free; an ADD fails when the journal cannot be written", free_bytes >> 20);
-            findings.push(Finding::new(what(), why, cure("-m")));
+            findings.push(Finding::new(what(), why, hint("-m")));
         }
         if inodes > 0 && free_inodes < INODES_MIN {
             let why =
                 format!("{free_inodes} inodes are free; an ADD fails when the journal cannot be written");
-            findings.push(Finding::new(what(), why, cure("--inodes")));
+            findings.push(Finding::new(what(), why, hint("--inodes")));
         }
         findings
     }
@@ -231,7 +231,7 @@ mod tests {
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join(CILIUM_OPTION), "true").unwrap();
             let finding = cilium_option_finding(&pods).unwrap();
-            assert!(finding.what == "ConfigMap cilium-config" && finding.cure.contains("cni-exclusive"));
+            assert!(finding.what == "ConfigMap cilium-config" && finding.hint.contains("cni-exclusive"));
             fs::write(directory.join(CILIUM_OPTION), "false").unwrap();
             assert_eq!(cilium_option_finding(&pods), None);
         }
@@ -251,9 +251,9 @@ mod tests {
         let finding = cilium_finding(&directory).unwrap();
         assert!(
             finding.what.ends_with("10-flannel.conflist.cilium_bak")
-                && finding.cure.contains("cni-exclusive")
+                && finding.hint.contains("cni-exclusive")
         );
-        assert!(finding.cure.contains(&format!("delete {}", directory.display())), "{finding:?}");
+        assert!(finding.hint.contains(&format!("delete {}", directory.display())), "{finding:?}");
         fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -42,8 +42,8 @@ pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
                 Ok(findings)
             }
             Err(status) => {
-                let cure = "start weft cri-proxy; until then no sandbox can be created, and existing ones are deleted without it";
-                Ok(vec![Finding::new(what, status.message(), cure)])
+                let hint = "start weft cri-proxy; until then no sandbox can be created, and existing ones are deleted without it";
+                Ok(vec![Finding::new(what, status.message(), hint)])
             }
         }
     })
@@ -72,8 +72,8 @@ fn unused_networks(what: &str, networks: &[Network], lists: Option<&ListReport>)
         "the runtime reads {from:?} and does not use the list of the proxy there, so no sandbox gets {}",
         set.join(", ")
     );
-    let cure = "set conf_dir of the runtime to the directory of --runtime-networks and max_conf_num to 1, then restart the runtime";
-    Some(Finding::new(what, why, cure))
+    let hint = "set conf_dir of the runtime to the directory of --runtime-networks and max_conf_num to 1, then restart the runtime";
+    Some(Finding::new(what, why, hint))
 }
 
 fn label(network: &Network) -> String {

@@ -83,11 +83,11 @@ fn network_finding(network: &DirEntry, is_known: impl Fn(&str, &str, &str) -> bo
             return Some(Finding::new(what, why, RETRY));
         }
     };
-    let cure = format!(
+    let hint = format!(
         "GC of network {name} releases them; if the runtime does not call GC, remove their files in {}",
         path.display()
     );
-    Some(Finding::new(what, describe_orphaned(orphaned)?, cure))
+    Some(Finding::new(what, describe_orphaned(orphaned)?, hint))
 }
 
 /// Returns a finding for each of weft-ipam's address stores that has such addresses or is unreadable.
@@ -126,8 +126,8 @@ fn store_finding(name: &str, path: &Path, is_known: impl Fn(&str, &str, &str) ->
         }
     };
     let orphaned = held.into_iter().filter(is_orphaned).map(|held| (held.ip, held.owner.container)).collect();
-    let cure = "DEL, or GC of their network, releases them; weft ipam check shows their pods";
-    Some(Finding::new(what, describe_orphaned(orphaned)?, cure))
+    let hint = "DEL, or GC of their network, releases them; weft ipam check shows their pods";
+    Some(Finding::new(what, describe_orphaned(orphaned)?, hint))
 }
 
 /// Returns a description of orphaned addresses; `None` if there are none.
@@ -271,8 +271,8 @@ mod tests {
         let unread = only();
         let why = format!("failed to read the owners of its addresses: {}: ", owners.display());
         assert!(unread.why.starts_with(&why), "{unread:?}");
-        assert_eq!(unread.cure, "make it readable, then run weft doctor again");
-        // The cure: the owners are read, and with them the address that none of the known containers has.
+        assert_eq!(unread.hint, "make it readable, then run weft doctor again");
+        // The hint: the owners are read, and with them the address that none of the known containers has.
         fs::remove_file(&owners).unwrap();
         let record = [vec![0; 2 * 1024], b"gone\neth0\nlan\nuid\ndefault\nweb\n".to_vec()].concat();
         fs::write(&owners, record).unwrap();

@@ -117,16 +117,16 @@ fn credentials(paths: &InstallPaths) -> NodePath {
 
 /// Returns a kubeconfig with this pod's ServiceAccount.
 fn kubeconfig(account: &Path) -> Result<String, Failure> {
-    let cure = "run weft install --thin in a pod with a ServiceAccount: see deploy/thin";
+    let hint = "run weft install --thin in a pod with a ServiceAccount: see deploy/thin";
     let read = |name: &str| {
         let path = account.join(name);
         read_secret(&path)
-            .map_err(|cause| privilege::refused(&format!("read {}", path.display()), &cause).next(cure))
+            .map_err(|cause| privilege::refused(&format!("read {}", path.display()), &cause).next(hint))
     };
     let [host, port] = SERVER.map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
     let (Some(host), Some(port)) = (host, port) else {
         let why = format!("{} and {} are not set: not running in a pod", SERVER[0], SERVER[1]);
-        return Err(Failure::new(why).next(cure));
+        return Err(Failure::new(why).next(hint));
     };
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     let (token, authority) = (read("token")?, read("ca.crt")?);

@@ -81,8 +81,8 @@ fn describe(text: &mut String, path: &str, finding: &Finding, colours: Colours) 
     let position_text = colours.paint("1", &format!("{}:{line}:{column}:", plain(path)));
     let severity = colours.severity(*severity);
     let _ = writeln!(text, "{position_text} {severity}: {} [{}]", sentence(fault), fault.rule);
-    if !fault.cure.is_empty() {
-        let _ = writeln!(text, "    {}", plain(&fault.cure));
+    if !fault.hint.is_empty() {
+        let _ = writeln!(text, "    {}", plain(&fault.hint));
     }
     if !corrected.is_empty() {
         let _ = writeln!(text, "    the object as it should read:");
@@ -95,7 +95,7 @@ fn describe(text: &mut String, path: &str, finding: &Finding, colours: Colours) 
 
 /// Returns an error text without the hint.
 fn sentence(fault: &Fault) -> String {
-    plain(&Fault { cure: String::new(), ..fault.clone() }.to_string())
+    plain(&Fault { hint: String::new(), ..fault.clone() }.to_string())
 }
 
 fn count_of(count: usize, word: &str) -> String {

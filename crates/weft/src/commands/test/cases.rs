@@ -273,7 +273,7 @@ impl Outcome {
         let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
         let verdict = match verdict {
             Verdict::Ok => "ok",
-            Verdict::Failed => "FAULT",
+            Verdict::Failed => "ERROR",
         };
         vec![
             network.clone(),

@@ -47,7 +47,7 @@ fn step(
     let word = if direction == Direction::Egress { "to" } else { "from" };
     let subject = format!("{direction} of {}: {what} {word} {address} ({})", end.interface, peer.pod);
     let name = |rule: &CompiledRule| format!("{}[{}]", rule.policy, rule.rule);
-    let (verdict, found, cure) = match policy.decide(direction, address, to) {
+    let (verdict, found, hint) = match policy.decide(direction, address, to) {
         Some(rule) => (Verdict::Ok, format!("{subject} is allowed by {}", name(rule)), String::new()),
         None => {
             let mut names: Vec<String> = isolated.rules.iter().map(name).collect();
@@ -59,14 +59,14 @@ fn step(
                 true => format!("the policies that select the pod have no {direction} rule"),
                 false => format!("none of its rules allows it: {}{more}", names.join(", ")),
             };
-            (Verdict::Fault, format!("{subject} is denied: {why}"), cure((end, peer), direction, tcp))
+            (Verdict::Fault, format!("{subject} is denied: {why}"), hint((end, peer), direction, tcp))
         }
     };
-    Some(TraceStep { step: NAME.to_owned(), place: end.pod.clone(), verdict, found, cure })
+    Some(TraceStep { step: NAME.to_owned(), place: end.pod.clone(), verdict, found, hint })
 }
 
 /// Returns the command that names the policies which decide.
-fn cure((end, peer): (&TraceEnd, &TraceEnd), direction: Direction, tcp: Option<u16>) -> String {
+fn hint((end, peer): (&TraceEnd, &TraceEnd), direction: Direction, tcp: Option<u16>) -> String {
     let namespace = end.pod.split('/').next().unwrap_or_default();
     match tcp {
         None => format!("allow it in a policy: kubectl get multi-networkpolicies -n {namespace}"),
@@ -120,7 +120,7 @@ mod tests {
             "{}",
             denied.found
         );
-        assert!(denied.cure.contains("--from blue/web --to blue/db"), "{}", denied.cure);
+        assert!(denied.hint.contains("--from blue/web --to blue/db"), "{}", denied.hint);
         assert_eq!(
             decide(Direction::Ingress, None).verdict,
             Verdict::Fault,
@@ -128,7 +128,7 @@ mod tests {
         );
         let closed = decide(Direction::Egress, None);
         assert!(
-            closed.found.contains("have no egress rule") && closed.cure.contains("-n blue"),
+            closed.found.contains("have no egress rule") && closed.hint.contains("-n blue"),
             "{closed:?}"
         );
         let open = AttachmentPolicy::default();

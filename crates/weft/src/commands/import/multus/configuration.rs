@@ -198,7 +198,7 @@ fn remove_unknown_options(plugin: &mut Object) -> Vec<String> {
     let mut lines = Vec::new();
     for Warning { event, fault } in warnings {
         let (Reason::UnknownKey, [Step::Key(key)]) = (event, fault.path.steps()) else { continue };
-        let hint = if fault.cure.is_empty() { String::new() } else { format!(": {}", fault.cure) };
+        let hint = if fault.hint.is_empty() { String::new() } else { format!(": {}", fault.hint) };
         lines.push(format!("{key}: unknown option, ignored by Multus{hint}"));
         plugin.banish(key);
     }
