@@ -1,4 +1,4 @@
-//! Tests of the Helm chart that need no Helm: its schema knows the options of the meta-plugin.
+//! Tests of the Helm chart that need no Helm: the schema must know the meta-plugin's options.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use testkit::workspace;
 /// Option that a value of the chart cannot set, because the default network of each node determines it.
 const NOT_SET: [&str; 1] = ["delegates"];
 
-/// Property of CNI that is no option of its own in the document.
+/// CNI property that is not a separate option in the document.
 const OF_CNI: [&str; 1] = ["capabilities"];
 
 #[test]
@@ -32,7 +32,7 @@ fn chart_schema_of_install_set_knows_every_documented_option() {
     assert_eq!(known, documented, "options of install.set, and those of docs/plugins/weft.md");
 }
 
-/// Words of documents that look like a value of the chart: a plugin's option, and names of files.
+/// Words in documents that look like chart values: a plugin option, and file names.
 const NO_VALUES: [&str; 1] = ["ipam.dataDir"];
 
 /// Returns whether the schema has a value at a path of keys.
@@ -115,8 +115,8 @@ fn chart_contains_regular_files_only() {
     assert!(count > 20, "the chart has {count} files");
 }
 
-/// Kustomize reads no file outside of its directory, so the chart and the kustomization each have the file.
-/// `helm_alerts_and_dashboard_equal_the_kustomization` renders the objects, if Helm is available.
+/// Kustomize reads no file outside the kustomization's directory, so the chart and the kustomization each have the
+/// file. `helm_alerts_and_dashboard_equal_the_kustomization` renders the objects, if Helm is available.
 #[test]
 fn chart_dashboard_is_that_of_the_kustomization() {
     let (source, copy) = ("monitoring/dashboard.json", "helm/weft/monitoring/dashboard.json");

@@ -1,4 +1,4 @@
-//! Tests of the crates: permitted dependencies between them, and the content of their manifests.
+//! Tests of the crates: permitted dependencies between them, and the content of manifests.
 //!
 //! Cargo resolves the dependencies (`cargo metadata`, for Linux). A crate without a row in [`BOUNDARIES`] fails.
 
@@ -171,7 +171,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "tests", may_use: &["testkit"], never: &[] },
 ];
 
-/// Dependencies of each package, with their kind: `normal`, `build` or `dev`.
+/// Dependencies of each package, with the kind: `normal`, `build` or `dev`.
 type Dependencies = BTreeMap<String, Vec<(String, &'static str)>>;
 
 #[test]
@@ -290,7 +290,7 @@ fn metadata() -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON of cargo metadata")
 }
 
-/// Head of the table of crates in ARCHITECTURE.md.
+/// Head of the crate table in ARCHITECTURE.md.
 const CRATES_HEAD: &str = "| crate | depends on |";
 
 #[test]
@@ -335,7 +335,7 @@ fn is_bare_version(line: &str) -> bool {
     line.split_once(" = \"").is_some_and(|(_, value)| value.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// Returns the root files of all targets of the workspace, each with the name of its package.
+/// Returns the root files of all targets in the workspace, each with the package name.
 pub(crate) fn targets() -> BTreeSet<(String, PathBuf)> {
     let metadata = metadata();
     let ours: BTreeSet<String> = list(&metadata["workspace_members"]).iter().map(text).collect();

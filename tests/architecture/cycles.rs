@@ -1,7 +1,7 @@
 //! Test that imports between the files of a crate form no cycle.
 //!
-//! The children of one module are compared with each other. A child stands for its file and the files of its own submodules, so
-//! a file and its submodules may import each other. An import from one child's files to another's is an edge.
+//! The children of one module are compared with each other. A child stands for one file and all submodule files below
+//! it, so a file and the submodules may import each other. An import from one child's files to another's is an edge.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

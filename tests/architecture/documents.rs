@@ -102,7 +102,7 @@ fn requirement_ids_in_the_tree_are_explained() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Returns the last column of each row of the page of requirements.
+/// Returns the last column in each row on the requirements page.
 fn requirement_rows() -> BTreeMap<String, String> {
     let text = fs::read_to_string(workspace().join(REQUIREMENTS)).expect("a document");
     let mut rows = BTreeMap::new();
@@ -123,7 +123,8 @@ fn requirement_rows() -> BTreeMap<String, String> {
 
 /// Returns the ids that the tree cites, each with the file that cites it.
 ///
-/// Comments and documents cite ids anywhere, names of tests and string literals at their beginning (`"S25"`, `"K6: own namespace"`).
+/// Comments and documents cite ids anywhere, test names and string literals only at the beginning (`"S25"`,
+/// `"K6: own namespace"`).
 fn citations() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for (file, source) in sources().into_iter().filter(|(file, _)| file != file!()) {
@@ -151,7 +152,7 @@ fn citations() -> Vec<(String, String)> {
     found
 }
 
-/// Returns the ids in a text. A range such as `S16–S19` or `V11-7.5-1…3` contains all of its ids.
+/// Returns the ids in a text. A range such as `S16–S19` or `V11-7.5-1…3` contains all ids in between.
 fn cited_ids(text: &str) -> Vec<String> {
     let is_part = |letter: char| letter.is_alphanumeric() || "-._:/".contains(letter);
     let mut ids: Vec<String> = Vec::new();
@@ -194,7 +195,7 @@ fn id(word: &str) -> Option<String> {
     (is_short || is_long).then(|| word.to_owned())
 }
 
-/// Returns the ids after the first one of a range up to its last one; none if it is no range.
+/// Returns the ids in a range after the first one, including the last one; none if it is no range.
 fn range(first: &str, last: &str) -> Vec<String> {
     let (head, from) = split_number(first);
     let (last_head, to) = split_number(last);
@@ -203,13 +204,13 @@ fn range(first: &str, last: &str) -> Vec<String> {
     if is_range { (from + 1..=to).map(|number| format!("{head}{number}")).collect() } else { Vec::new() }
 }
 
-/// Splits an id before the number at its end.
+/// Splits an id before the number at the end.
 fn split_number(id: &str) -> (&str, Option<usize>) {
     let head = id.trim_end_matches(|letter: char| letter.is_ascii_digit());
     (head, id[head.len()..].parse().ok())
 }
 
-/// Returns the names of all functions of the tree.
+/// Returns the names of all functions in the tree.
 pub(crate) fn functions() -> BTreeSet<String> {
     let names = |source: &str| -> Vec<String> {
         let definitions = source.split("fn ").skip(1).filter_map(|rest| rest.split_once('('));

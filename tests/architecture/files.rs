@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::tree::{code_lines, sources};
 
-/// File names that do not describe their content.
+/// File names that do not describe the content.
 const EMPTY_NAMES: [&str; 10] =
     ["util", "utils", "common", "helper", "helpers", "manager", "misc", "types", "core", "shared"];
 

@@ -1,7 +1,7 @@
 //! Tests of an interrupted `make test`: the API server pool and the virtual machine end with it.
 //!
-//! They run the `Makefile` and `lanes/run` of this tree in a directory whose lanes and `cargo` are scripts that only wait.
-//! As nextest does, that `cargo` handles a signal and exits with a status of its own.
+//! They run the `Makefile` and `lanes/run` of this tree in a directory whose lanes and `cargo` are scripts that only
+//! wait. As nextest does, that `cargo` handles a signal and exits with a different status.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use testkit::workspace;
 /// Limit for any wait; `lanes/run` waits ten seconds before it kills a group.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Scripts of the directory. Each process that must end writes its id to the file `pids`.
+/// Scripts in the directory. Each process that must end writes the process id to the file `pids`.
 const SCRIPTS: [(&str, &str); 6] = [
     ("lanes/setup", "exit 0"),
     ("release/site", "exit 0"),

@@ -1,8 +1,8 @@
 //! Language of the project: comments, documents, string literals, log lines, names of tests.
 //!
 //! The rules are in `STYLE.md`, section "Language". A program cannot see whether an engineer would say a sentence, so
-//! these tests check only its form: the first word of a doc comment, the subject of a sentence, the form of a log line,
-//! the length of a test name and of a document line. [`counters`] measures the prose of the whole tree.
+//! these tests check only the form: how a doc comment begins, whether a sentence has a real subject, how a log line is
+//! written, how long test names and document lines are. [`counters`] measures the prose in the whole tree.
 //!
 //! - Quotations do not count: code spans, quotation marks and fenced blocks are left out.
 //!
@@ -29,7 +29,7 @@ const RELATIVES: [&str; 4] = ["what", "whatever", "who", "whoever"];
 /// Macros whose first literal is a log line.
 const LOG_MACROS: [&str; 5] = ["error!(", "warn!(", "info!(", "debug!(", "trace!("];
 
-/// First words of log lines that keep their capital.
+/// First words in log lines that keep the capital.
 const PROPER_NOUNS: [&str; 5] = ["Neutron", "Kubernetes", "Service", "Event", "Multus"];
 
 #[test]
@@ -102,7 +102,7 @@ fn finding_in_sentence(sentence: &str) -> Option<String> {
     relative.then(|| format!("a sentence whose subject is a clause (\"{first} {} …\")", words[1]))
 }
 
-/// Returns the sentences of a text, each with its final mark.
+/// Returns the sentences in a text, each with the final mark.
 fn sentences(text: &str) -> impl Iterator<Item = &str> {
     let ends = |window: &str| matches!(window.chars().next(), Some('.' | '?' | '!'));
     let mut rest = text;
@@ -121,7 +121,7 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns a text without its code spans, quotations and placeholders in braces; a sign stands for each.
+/// Returns a text without code spans, quotations and placeholders in braces; a sign stands for each.
 fn without_quotations(text: &str) -> String {
     let mut prose = String::with_capacity(text.len());
     let mut rest = text;
@@ -142,7 +142,7 @@ fn without_quotations(text: &str) -> String {
     prose
 }
 
-/// Returns the words of a text in lower case; a word keeps its hyphens and apostrophes.
+/// Returns the words in a text in lower case; a word keeps hyphens and apostrophes.
 fn words_of(text: &str) -> Vec<String> {
     let is_part = |letter: char| letter.is_alphanumeric() || letter == '-' || letter == '\'' || letter == '§';
     let words = text.split(|letter| !is_part(letter)).map(|word| word.trim_matches(['-', '\'']));

@@ -1,4 +1,4 @@
-//! Modules of a crate, each with the imports of its file.
+//! Modules of a crate, each with the imports in the file.
 //!
 //! The files are found as the compiler finds them: from the root file of a target, along `mod` declarations. An import is a
 //! `use` declaration, or a path in the code that begins with `crate`, `self` or `super`.
@@ -18,7 +18,7 @@ use crate::tokens::{Token, tokens};
 /// Limit of re-exports that an import is followed through.
 const REEXPORTS_MAX: usize = 8;
 
-/// Path of a module below the root of its crate; empty for the root.
+/// Path of a module below the crate root; empty for the root.
 pub(crate) type ModulePath = Vec<String>;
 
 /// Path in the source, with the inline modules around it.
@@ -53,7 +53,7 @@ impl Modules {
         modules
     }
 
-    /// Reads a file and its submodules; `directory` contains the submodules.
+    /// Reads a file and the submodules; `directory` contains the submodules.
     fn add(&mut self, path: ModulePath, file: &Path, directory: &Path) {
         let source = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let mut reader = Reader { tokens: tokens(&source), ..Reader::default() };
@@ -68,12 +68,12 @@ impl Modules {
         self.0.insert(path, module);
     }
 
-    /// Returns the files by the path of their module.
+    /// Returns the files by module path.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&ModulePath, &Path)> {
         self.0.iter().map(|(path, module)| (path, module.file.as_path()))
     }
 
-    /// Returns pairs of modules of which the first imports something that the second defines.
+    /// Returns pairs of modules: the first imports something that the second defines.
     pub(crate) fn imports(&self) -> BTreeSet<(ModulePath, ModulePath)> {
         let all = self.0.iter().flat_map(|(path, module)| module.imports.iter().map(move |one| (path, one)));
         all.filter_map(|(path, one)| Some((path.clone(), self.target(path, one, 0)?))).collect()
@@ -120,7 +120,7 @@ impl Modules {
     }
 }
 
-/// Reader of the tokens of one file.
+/// Reader for the tokens in one file.
 #[derive(Debug, Default)]
 struct Reader {
     tokens: Vec<Token>,
@@ -128,7 +128,7 @@ struct Reader {
     inline: Vec<String>,
     imports: Vec<Import>,
     aliases: BTreeMap<String, Import>,
-    /// Submodules in their own files, and the file if an attribute names it.
+    /// Submodules in separate files, and the file if an attribute names it.
     children: Vec<(String, Option<String>)>,
 }
 
@@ -185,7 +185,7 @@ impl Reader {
         }
     }
 
-    /// Reads the tree of a `use` declaration behind `prefix`, up to its end.
+    /// Reads the tree in a `use` declaration behind `prefix`, up to the end.
     fn read_use(&mut self, prefix: Vec<String>, skip: bool) {
         let path = [prefix, self.read_path()].concat();
         let mut name = path.last().cloned();

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use testkit::workspace;
 
-/// Programs of a release, each with the type of its ELF file.
+/// Programs in a release, each with the ELF file type.
 const PROGRAMS: [(&str, u16); 2] = [("weft", DYNAMIC), ("weft-cni", FIXED)];
 
 /// `ET_EXEC`: code at fixed addresses.

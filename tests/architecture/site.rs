@@ -1,4 +1,4 @@
-//! Tests of the documentation site: its table of contents has every page once.
+//! Tests of the documentation site: the table of contents has every page once.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Tokens of a Rust file that show which names it uses, and its comments and string literals.
+//! Tokens in a Rust file that show which names it uses, and comments and string literals.
 //!
 //! Source: the Rust reference, "Lexical structure".
 
@@ -15,9 +15,9 @@ pub(crate) enum Token {
 /// Piece of a source file that is a comment, a string literal or a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece<'a> {
-    /// Line or block comment, with its slashes.
+    /// Line or block comment, with slashes.
     Comment(&'a str),
-    /// String literal, with its quotation marks.
+    /// String literal, with quotation marks.
     Literal(&'a str),
     Token(Token),
 }
@@ -134,7 +134,7 @@ fn raw_string(text: &str, word: &str) -> Option<usize> {
     Some(word.len() + hashes + 1 + inside.find(&end)? + end.len())
 }
 
-/// Returns the length of `'x'` or `'\n'`, or of the quotation mark of a lifetime.
+/// Returns the length of `'x'` or `'\n'`, or of a lifetime's quotation mark.
 fn character_or_lifetime(text: &str) -> usize {
     let mut inside = text.chars().skip(1);
     match (inside.next(), inside.next()) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use testkit::workspace;
 
-/// Returns all Rust files of the tree, by their path from the root.
+/// Returns all Rust files in the tree, by path from the root.
 pub(crate) fn sources() -> Vec<(String, String)> {
     let root = workspace();
     let mut found = Vec::new();

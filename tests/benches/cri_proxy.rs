@@ -108,7 +108,7 @@ async fn forwarded(through: &Path, alone: &Path) {
     );
 }
 
-/// Measures calls a second of many clients, each with its own connection, and the number of calls.
+/// Measures calls per second from many clients, each with a separate connection, and the number of calls.
 async fn throughput(socket: &Path) -> (f64, f64) {
     let count = Arc::new(AtomicUsize::new(0));
     let mut clients = Vec::new();

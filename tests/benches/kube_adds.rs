@@ -1,8 +1,8 @@
-//! Benchmark of pods on a node of a real API server: default network and three more, one after the other, 32 at once, and
-//! 110 at once.
+//! Benchmark of pods on a node with a real API server: default network and three more, one after the other, 32 at once,
+//! and 110 at once.
 //!
-//! Usage: see `benches/kube-adds`. A timed call is what a runtime waits for: a process starts, asks the agent, attaches its
-//! networks and ends. Rows that miss their goal in `benches/src/goals.rs` end the bench with status 3.
+//! Usage: see `benches/kube-adds`. A timed call is what a runtime waits for: a process starts, asks the agent, attaches
+//! the networks and ends. Rows that miss the goal in `benches/src/goals.rs` end the bench with status 3.
 
 #![allow(
     clippy::print_stdout,
@@ -44,7 +44,7 @@ use rig::{Agent, Machine};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, host};
 
-/// Default limit of pods of a kubelet.
+/// A kubelet's default pod limit.
 const PODS: usize = 110;
 /// Number of pods that start at once after an upgrade.
 const AT_ONCE: usize = 32;
@@ -54,16 +54,16 @@ const QUIET: usize = 40;
 const DEFINITIONS: usize = 1000;
 /// Number of waves with many pods at once.
 const WAVES: usize = 3;
-/// Default number of waves of a comparison, enough for a median.
+/// Default number of waves in a comparison, enough for a median.
 const COMPARED_WAVES: usize = 10;
-/// Pause before each wave: the agent writes delayed status and Events, or drops them with their pod.
+/// Pause before each wave: the agent writes delayed status and Events, or drops them with the pod.
 const REST: Duration = Duration::from_secs(3);
 /// Number of ADD and DEL cycles while memory is measured, and number of concurrent workers.
 const CYCLES: usize = 10_000;
 const WORKERS: usize = 4;
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// Pod of the cluster, and its namespace on the node.
+/// Pod in the cluster, and the namespace on the node.
 struct Subject {
     name: String,
     uid: String,
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures what the words tell; returns whether a row misses its goal.
+/// Measures what the words tell; returns whether a row misses the goal.
 fn measure() -> bool {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let run = described::run("pods of an API server", &command(&words), &peers(), Path::new("/var/lib"));
@@ -110,7 +110,7 @@ fn measure() -> bool {
     finish(&table, run).expect("results")
 }
 
-/// Command that starts this bench, with its variables.
+/// Command that starts this bench, with the variables.
 fn command(words: &[String]) -> String {
     let peers = std::env::var_os("PEERS").map_or("", |_| "PEERS=DIR ");
     format!("{peers}AT_ONCE={} benches/kube-adds {}", at_once(), words.join(" ")).trim_end().to_owned()
@@ -127,7 +127,7 @@ fn peers() -> String {
     }
 }
 
-/// Number of ADDs at a time of pods in a row.
+/// Number of concurrent ADDs for pods in a row.
 fn at_once() -> usize {
     std::env::var("AT_ONCE").map_or(8, |text| text.parse().expect("AT_ONCE: a number"))
 }
@@ -269,7 +269,7 @@ fn manifests(agent: &Agent) -> Value {
     configuration
 }
 
-/// CNI parameters of a pod of those manifests.
+/// CNI parameters for a pod from those manifests.
 fn from_files<'a>(agent: &'a Agent, subject: &Subject) -> Attachment<'a> {
     let mut call = agent.machine.attachment("weft", &subject.pod, "eth0");
     call.args = format!("K8S_POD_NAMESPACE={};K8S_POD_NAME=p", rig::agent::NAMESPACE);

@@ -114,7 +114,7 @@ fn wait_until_written(cluster: &OpenStack, pods: usize, since: Instant) {
     }
 }
 
-/// Queries Neutron's database directly: its API would slow down the ports that are measured.
+/// Queries Neutron's database directly: the API would slow down the ports that are measured.
 fn ports_where(cluster: &OpenStack, what: &str, condition: &str) -> String {
     let query = format!("select {what} from ports where {condition}");
     let words = ["mariadb", "-u", "root", "-S", "/run/neutron/maria/sock", "-N", "-e", &query, "neutron"];

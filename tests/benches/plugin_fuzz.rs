@@ -51,7 +51,7 @@ const SUCCEEDS: &str = "succeeds";
 /// Plugins that the fuzz calls, if the Go plugins have them.
 const PLUGINS: [&str; 6] = ["bridge", "ptp", "macvlan", "host-device", "loopback", "tap"];
 
-/// Steps of a case with their outcomes, and the error of a failed ADD.
+/// Steps and outcomes of a case, and the error if ADD failed.
 struct Outcomes {
     steps: BTreeMap<&'static str, String>,
     error: String,
@@ -92,7 +92,7 @@ struct Summary {
 }
 
 impl Summary {
-    /// Runs a case and prints its unexplained differences at once.
+    /// Runs a case and prints unexplained differences at once.
     fn run(&mut self, seed: u64, case: &Case, go: &Path) {
         let weft = outcomes(case, Path::new("/opt/cni/bin"), true);
         let go = outcomes(case, go, false);
@@ -153,7 +153,7 @@ fn differences(weft: &Outcomes, go: &Outcomes) -> Vec<Difference> {
     found
 }
 
-/// Returns the lines that only one of two texts has; one line if only their order differs.
+/// Returns the lines that only one of two texts has; one line if only the order differs.
 fn different_lines(weft: &str, go: &str) -> Vec<String> {
     // A comma depends on the next line.
     let lines =
@@ -221,7 +221,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Calls ADD; returns the last result, or the number of the plugin that fails and its error.
+    /// Calls ADD; returns the last result, or the number of the plugin that fails and the error.
     fn add(&self) -> Result<Option<Value>, (usize, String)> {
         let mut result: Option<Value> = None;
         for (index, plugin) in self.case.plugins.iter().enumerate() {
@@ -299,7 +299,7 @@ impl Run<'_> {
         steps.insert("7 reservations", self.host.attempt(["sh", "-c", list]).stdout);
     }
 
-    /// Calls every plugin until one fails; returns its error.
+    /// Calls every plugin until one fails; returns the error.
     fn forward(&self, verb: &str, result: Option<&Value>) -> Result<(), String> {
         let mut calls = self.case.plugins.iter().map(|plugin| {
             let mut config = derived(plugin, result.filter(|_| verb != "GC"));

@@ -1,4 +1,4 @@
-//! Tests for host ports and bandwidth that a pod requests from its runtime, in the runtime's spelling.
+//! Tests for host ports and bandwidth that a pod requests from the runtime, in the runtime's spelling.
 //!
 //! ```text
 //!   outside 192.0.2.2 ── up0 ── 192.0.2.1:8080 node ── br1 ── pod :80

@@ -16,7 +16,7 @@ use testkit::{Feature, host};
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// First minor version of Kubernetes whose tokens contain the node of their pod.
+/// First minor version of Kubernetes whose tokens contain the pod's node.
 const NODE_IN_TOKEN_MINOR: u32 = 30;
 
 /// Starts a node with an agent and two definitions.

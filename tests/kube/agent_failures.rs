@@ -45,7 +45,7 @@ fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
         .collect()
 }
 
-/// Creates the pod `web` with this selection and waits until the agent has it in its cache; returns its uid.
+/// Creates the pod `web` with this selection and waits until the agent's cache has it; returns the uid.
 fn cached_pod(agent: &Agent, networks: &str) -> String {
     let uid = agent.pod("web", &select(networks));
     let known = "weft_cache_objects{resource=\"pods\"}";

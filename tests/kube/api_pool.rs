@@ -26,7 +26,7 @@ fn etcd(kube: &Kube, call: &str, body: &Value) -> Value {
     serde_json::from_str(&answer).expect("JSON")
 }
 
-/// The server's compactor reads its own record five minutes later, and a missing one ends the server.
+/// The server's compactor reads this record five minutes later, and a missing one ends the server.
 #[test]
 fn api_pool_keeps_the_record_of_the_compactor() {
     let Some(kube) = Kube::own(Machine::new(host!(Feature::Root), "node").into()) else { return };

@@ -1,5 +1,4 @@
-//! Claims in cluster IPAM: addresses that a claim requests by name, keeps for its pods, and shares between
-//! them.
+//! Claims in cluster IPAM: addresses that a claim requests by name, keeps for the pods, and shares between them.
 //!
 //! ```text
 //!   kube-apiserver ◄── agents ◄── weft-ipam ADD/DEL ◄── the test, as container runtime

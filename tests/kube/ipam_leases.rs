@@ -239,8 +239,8 @@ fn edited_or_deleted_pool_allocates_no_address_twice() {
     assert_ipam_consistent(&nodes, &owners);
 }
 
-/// Covers a virtual machine that migrates while the object of its address is deleted manually. The pod that the object
-/// names is deleted; the other pod, which the object does not name, keeps the address.
+/// Covers a virtual machine that migrates while the address's object is deleted manually. The pod that the object names
+/// is deleted; the other pod, which the object does not name, keeps the address.
 #[test]
 fn shared_address_survives_manual_deletion_of_its_object() {
     let nodes = nodes!(2);
@@ -287,7 +287,7 @@ fn shared_address_survives_manual_deletion_of_its_object() {
     assert_eq!(allocated(nodes.attachment(&sandbox, "last").add(&plain(0)))[0], kept);
 }
 
-/// Covers the manual deletion of an object and the manual removal of its finalizer.
+/// Covers an object that is deleted manually, and a finalizer that is removed manually.
 #[test]
 fn finalizer_removed_manually_keeps_the_address_and_claim() {
     let nodes = nodes!(2);
@@ -569,7 +569,7 @@ fn agent_without_threads_drops_lost_blocks_and_answers_probes() {
     });
 }
 
-/// Covers a request of a killed call whose address store was unlocked a moment before its socket was closed. The call
+/// Covers a killed call's request, when the address store was unlocked a moment before the socket was closed. The call
 /// knows nothing of allocations to the next call, and never sends or receives anything again.
 #[test]
 fn stale_request_cannot_release_its_successors_lease() {

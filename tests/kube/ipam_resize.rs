@@ -1,5 +1,4 @@
-//! Ranges that are enlarged, reduced or moved while pods hold their addresses, in definitions and in IPPool
-//! objects.
+//! Ranges that are enlarged, reduced or moved while pods hold addresses, in definitions and in IPPool objects.
 //!
 //! ```text
 //!   kube-apiserver ◄── agents of three or six nodes ◄── weft-ipam ADD/DEL ◄── the test, as container runtime
@@ -12,7 +11,7 @@ use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::Pod;
 
-/// Pods by name, with their node, their address and the range of their definition.
+/// Pods by name, with the node, the address and the definition's range.
 type Pods = BTreeMap<String, (usize, String, String)>;
 
 fn conf(node: usize, range: &str) -> Value {
@@ -31,7 +30,7 @@ fn add(nodes: &Nodes, sandbox: &Pod, pods: &mut Pods, (prefix, range): (&str, &s
     }
 }
 
-/// Deletes a pod with the definition that it was created with, and returns its address.
+/// Deletes a pod with the definition that it was created with, and returns the address.
 #[track_caller]
 fn remove(nodes: &Nodes, sandbox: &Pod, pods: &mut Pods, container: &str) -> String {
     let (node, ip, range) = pods.remove(container).expect("a pod");

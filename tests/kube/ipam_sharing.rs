@@ -15,7 +15,7 @@ use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::Pod;
 
-/// Creates pods on the nodes in turn and returns their addresses.
+/// Creates pods on the nodes in turn and returns the addresses.
 #[track_caller]
 fn add_in_turn(nodes: &Nodes, pod: &Pod, ipam: &Value, count: usize) -> BTreeSet<String> {
     let add = |at: usize| {
@@ -209,7 +209,7 @@ fn released_address_is_returned_when_the_agent_starts() {
     }
 }
 
-/// Number of addresses of the range; one more pod at a time would be refused.
+/// Number of addresses in the range; one more pod at a time would be refused.
 const ADDRESSES: usize = 30;
 
 /// Creates and deletes pods on one node: at most a sixth of the addresses, so one is always free in the cluster.

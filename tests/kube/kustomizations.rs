@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - No kustomization has deprecated fields: kubectl would warn of them.
-//! - The CRD of networks conflicts with that of another project which uses server-side apply, unless a component leaves it
-//!   out.
+//! - The networks CRD conflicts with another project's CRD, if that project uses server-side apply, unless a component
+//!   leaves it out.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,7 +36,7 @@ const APPLIED: [&str; 13] = [
     "webhook",
     "removal",
 ];
-/// Name of the CRD of networks.
+/// Name of the networks CRD.
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// Returns the directories below `deploy/` with a kustomization, as paths from there.
@@ -61,7 +61,7 @@ fn directories() -> BTreeSet<String> {
     found
 }
 
-/// Writes a kustomization of a user: these directories of `deploy/` with these components. Returns its directory.
+/// Writes a user's kustomization: these directories in `deploy/` with these components. Returns the directory.
 fn overlay(machine: &Machine, name: &str, resources: &[&str], components: &[&str]) -> String {
     let directory = format!("/etc/weft-test/{name}");
     let up = "../".repeat(Path::new(&directory).components().count() - 1);

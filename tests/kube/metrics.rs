@@ -1,5 +1,4 @@
-//! Tests for an agent's metrics with a real API server: their form, and the alerts that recorded scrapes
-//! cause.
+//! Tests for an agent's metrics with a real API server: the format, and the alerts that recorded scrapes cause.
 
 use rig::Agent;
 use rig::agent::node_configuration;

@@ -6,7 +6,8 @@
 //!   weft import multus ─► configuration ─► weft, agent ────────────────► network-status, result, Events ─┘
 //! ```
 //!
-//! - weft runs with the configuration that `weft import multus` prints, once with the Go plugins and once with its own.
+//! - weft runs with the configuration that `weft import multus` prints, once with the Go plugins and once with the
+//!   built-in ones.
 //! - An intended difference must have a row in [`INTENDED`] and a line in DEVIATIONS.md. A row without a
 //!   difference fails, too.
 //! - `PEERS` contains Multus. Without it, the tests are skipped.
@@ -57,15 +58,15 @@ const INTENDED: &[(&str, &str)] = &[
     (r#".default-route: only weft, ["10.11.0.1"]"#, "NPWG specification, section 5.3.6"),
 ];
 
-/// Node with one form of Multus and weft, and its networks.
+/// Node with one form of Multus and weft, and the networks.
 struct Comparison {
     agent: Agent,
     multus: Multus,
     form: Form,
 }
 
-/// Further intended differences of thick Multus since 4.3: its result has the version of the daemon's configuration, not
-/// that of the request.
+/// Further intended differences of thick Multus since 4.3: the result has the version in the daemon's configuration,
+/// not that in the request.
 const OLDER_RESULT: &[&str] = &[
     r#".cniVersion: Multus "0.3.1", weft "1.0.0""#,
     r#".version: only Multus, "4""#,
@@ -164,7 +165,7 @@ fn comparison(host: testkit::Host, form: Form) -> Option<Comparison> {
 }
 
 impl Comparison {
-    /// Writes the configuration of Multus for the runtime: the one of its daemon, or with these fields.
+    /// Writes Multus's configuration for the runtime: the one from the daemon, or with these fields.
     fn configure(&self, keys: &Value) -> Value {
         let path = format!("{CONFIGURATIONS}/00-multus.conf");
         if self.form == Form::Thick && keys.is_null() {
@@ -184,7 +185,7 @@ impl Comparison {
         config
     }
 
-    /// Creates a pod that selects these networks; returns its uid and namespace.
+    /// Creates a pod that selects these networks; returns uid and namespace.
     fn pod(&self, name: &str, networks: &str) -> (String, Pod) {
         let annotations = if networks.is_empty() { json!({}) } else { json!({ NETWORKS: networks }) };
         (self.agent.pod(name, &annotations), self.agent.machine.pod(name))
@@ -307,7 +308,7 @@ fn multus_thick_and_weft_write_the_same_status() {
     compare(&comparison);
 }
 
-/// Attaches pods by Multus with these fields in its configuration, and deletes them by weft.
+/// Attaches pods by Multus with these configuration fields, and deletes them by weft.
 fn delete_by_weft(comparison: &Comparison, keys: &Value) {
     let machine = &comparison.agent.machine;
     let multus = comparison.configure(keys);

@@ -21,7 +21,7 @@ use testkit::{Feature, Netns, Pod, host};
 const EXECUTOR: &str = "executor";
 const CONFIGURATION: &str = "/etc/cni/net.d/00-weft.conf";
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// Selection of the policy's rule, and the name of its address set: the first 256 bits of the SHA-512.
+/// Selection in the policy's rule, and the address set's name: the first 256 bits of the SHA-512.
 const SELECTION: &str = r#"{"format":1,"networks":["blue/data"],"peers":[{"pods":[{"key":"app","in":["web"]}]}],"ports":[],"plain":true}"#;
 const SET: &str = "peers-c95fb45055ed862daa886b28acda3511e650795f7203eac6c987abae92d3588c";
 /// Rights that the agent needs besides those of `deploy/base`.

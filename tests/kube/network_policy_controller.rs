@@ -179,7 +179,7 @@ fn peers(selection: &Value) -> String {
     peers.join(",").replace('"', "")
 }
 
-/// Pod on the networks of its status.
+/// Pod on the networks in the status.
 fn pod(namespace: &str, name: &str, role: &str, status: &[(&str, &[&str])]) -> Value {
     let networks: Vec<&str> = status.iter().map(|(network, _)| *network).collect();
     let status = status

@@ -17,7 +17,7 @@ use testkit::{Feature, Host, host};
 const CONTROLLER: &str = "controller";
 const LISTEN: &str = "127.0.0.1:9465";
 const SETS: &str = "policyaddresssets.weft.dev";
-/// Addresses of each pod: the most that count on a network, besides its own.
+/// Addresses of each pod: as many as count on a network, besides the pod's first one.
 const ADDRESSES: usize = 31;
 /// Most anonymous memory of the controller in kB, of a program that was built without optimizations.
 const MEMORY_MAX: u64 = 100_000;
@@ -65,7 +65,7 @@ impl Cluster {
         found.and_then(|text| text.trim().parse().ok()).unwrap_or_default()
     }
 
-    /// Address sets of all namespaces, and their size as JSON.
+    /// Address sets in all namespaces, and the size as JSON.
     fn sets(&self) -> (Vec<Value>, usize) {
         let list = self.kube.json([SETS, "-A"]);
         let items = list["items"].as_array().cloned().expect("a list");
@@ -82,7 +82,7 @@ impl Cluster {
     }
 }
 
-/// Pod with addresses of which no two follow each other, so that each of them takes its own element.
+/// Pod with addresses of which no two follow each other, so that each of them takes a separate element.
 fn pod(number: usize) -> Value {
     let ips: Vec<String> =
         (0..ADDRESSES).map(|n| format!("10.{}.{}.{}", number / 250, number % 250, 2 * n + 1)).collect();

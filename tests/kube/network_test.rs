@@ -1,4 +1,4 @@
-//! `weft test` with a real API server and no kubelet: what it refuses, its rights, the pods that it creates
+//! `weft test` with a real API server and no kubelet: what it refuses, which rights it needs, and which pods it creates
 //! and removes.
 //!
 //! ```text
@@ -29,7 +29,7 @@ fn node(agent: &Agent, name: &str) {
     agent.kube.apply(&node.to_string());
 }
 
-/// Creates a user with the rights that the document names, and returns its kubeconfig.
+/// Creates a user with the rights that the document names, and returns the kubeconfig.
 fn user(agent: &Agent) -> String {
     let configuration = agent.kube.service_account("default", "tester");
     let account = "--serviceaccount=default:tester";

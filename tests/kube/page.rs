@@ -66,7 +66,7 @@ fn cluster(host: Host) -> Option<PageCluster> {
     Kube::new(Machine::new(host, "control").into()).map(PageCluster::on)
 }
 
-/// Starts clients that keep their streams open, and waits until each has all rows. Returns what they printed.
+/// Starts clients that keep streams open, and waits until each has all rows. Returns what they printed.
 fn open_streams(cluster: &PageCluster, service: &str, words: &[&str]) -> String {
     let (address, count) = (words[0], words[1]);
     let (host, port) = address.split_once(':').expect("an address");

@@ -1,5 +1,5 @@
-//! Resources that an agent needs: memory with many definitions and pods, requests for each ADD, and recovery
-//! when the API server has compacted its history or rejects a token.
+//! Resources that an agent needs: memory with many definitions and pods, requests for each ADD, and recovery when the
+//! API server has compacted the history or rejects a token.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

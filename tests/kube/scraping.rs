@@ -4,9 +4,9 @@
 //!   chart ── PodMonitor ── relabelings ──► scrape configuration ── promtool check service-discovery ──► targets
 //! ```
 //!
-//! The Prometheus operator translates each endpoint in a PodMonitor into such a configuration: the pods that
-//! its selector matches, and the relabelings under other key names. Debian's promtool cannot discover pods,
-//! so the configuration lists what the discovery returns.
+//! The Prometheus operator translates each endpoint in a PodMonitor into such a configuration: the pods that the
+//! selector matches, and the relabelings under other key names. Debian's promtool cannot discover pods, so the
+//! configuration lists what the discovery returns.
 //!
 //! Source: Prometheus operator, `PodMetricsEndpoint`; Prometheus, `kubernetes_sd_config`, role `pod`.
 
@@ -33,7 +33,7 @@ const PODS: [Row; 6] = [
     ("dhcp", "daemon", "192.0.2.12", None),
 ];
 
-/// Targets of a pod as the discovery of Prometheus lists them: one for its container, one for its init container.
+/// A pod's targets as Prometheus discovery lists them: one for the container, one for the init container.
 fn discovered([component, container, address]: [&str; 3]) -> [Value; 2] {
     [container, "install"].map(|container| {
         // A container without a port has an address without one; that of the page declares its port.
@@ -49,7 +49,7 @@ fn discovered([component, container, address]: [&str; 3]) -> [Value; 2] {
     })
 }
 
-/// Translates a relabeling of a PodMonitor into one of Prometheus.
+/// Translates a PodMonitor relabeling into a Prometheus one.
 fn translate(relabeling: &Value) -> Value {
     let names = [("sourceLabels", "source_labels"), ("targetLabel", "target_label")];
     let name = |key: &str| names.iter().find(|(from, _)| *from == key).map_or(key, |(_, to)| *to).to_owned();

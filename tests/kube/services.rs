@@ -82,7 +82,7 @@ impl Cluster {
         self.kube.kubectl(["label", "--overwrite", "endpointslice", "-n", "default", slice, label]);
     }
 
-    /// Sets the Ready condition of a pod, as its kubelet does.
+    /// Sets a pod's Ready condition, as the kubelet does.
     fn condition(&self, name: &str, ready: bool) {
         let path = format!("/api/v1/namespaces/default/pods/{name}/status");
         let mut pod = self.kube.json(["pod", "-n", "default", name]);
@@ -97,7 +97,7 @@ impl Cluster {
         slices["items"].as_array().expect("a list").clone()
     }
 
-    /// Address and readiness of each endpoint of a Service.
+    /// Address and readiness of each endpoint in a Service.
     fn listed(&self, service: &str) -> BTreeMap<String, bool> {
         let slices = self.slices(service);
         let endpoints =

@@ -1,5 +1,5 @@
-//! Leader election of two Services controllers with a real API server: the leader is killed or stopped during its writes, and
-//! the other controller continues. The server's audit log shows which of them wrote.
+//! Leader election of two Services controllers with a real API server: the leader is killed or stopped during writes,
+//! and the other controller continues. The server's audit log shows which of them wrote.
 //!
 //! ```text
 //!   one ── 127.0.0.1 ──► kube-apiserver ─► audit log        the Lease weft-services names the leader
@@ -102,7 +102,7 @@ impl Cluster {
         self.make_ready("True");
     }
 
-    /// Sets the Ready condition of the pod, as its kubelet does.
+    /// Sets the pod's Ready condition, as the kubelet does.
     fn make_ready(&self, ready: &str) {
         let mut pod = self.kube.json(["pod", "-n", "default", "a"]);
         pod["status"] = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": ready }] });
@@ -152,7 +152,7 @@ impl Cluster {
         self.machine.start("flood", line);
     }
 
-    /// Sum of a metric of the API server over the lines that contain these labels.
+    /// Sum of an API server metric over the lines that contain these labels.
     fn server_metric(&self, name: &str, labels: &[&str]) -> f64 {
         let all = self.kube.kubectl(["get", "--raw", "/metrics"]);
         let lines = all.lines().filter(|line| line.starts_with(&format!("{name}{{")));
@@ -160,7 +160,7 @@ impl Cluster {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Holder of the lease and the time of its last renewal.
+    /// Holder of the lease and the time of the last renewal.
     fn lease(&self) -> (String, String) {
         let lease = self.kube.json(["lease", "-n", "kube-system", "weft-services"]);
         let text = |name: &str| lease["spec"][name].as_str().unwrap_or_default().to_owned();
@@ -236,8 +236,8 @@ fn leader_election_stalled_leader_begins_no_write() {
     );
 }
 
-/// API Priority and Fairness gives leases of accounts in kube-system slots of their own, if a program requests them as the
-/// control plane does. A program with another verb or namespace loses its lease when others flood the server.
+/// API Priority and Fairness gives lease requests from kube-system accounts separate slots, if a program sends them as
+/// the control plane does. A program that uses another verb or namespace loses the lease when others flood the server.
 #[test]
 fn leader_election_continues_while_others_flood_the_server() {
     let few = ["--max-requests-inflight=10", "--max-mutating-requests-inflight=10"];

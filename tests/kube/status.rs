@@ -20,7 +20,7 @@ fn weft(agent: &Agent, configuration: &str, words: &[&str]) -> Finished {
     command.deadline(rig::machine::TIMEOUT).finish()
 }
 
-/// Creates Node objects, and a user that may read what `weft status` needs, and nothing else. Returns its kubeconfig.
+/// Creates Node objects, and a user that may read what `weft status` needs, and nothing else. Returns the kubeconfig.
 fn reader(agent: &Agent, nodes: &[&str]) -> String {
     for name in nodes {
         let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });

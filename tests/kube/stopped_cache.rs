@@ -21,7 +21,7 @@ use testkit::{Feature, Host, host};
 const HEALTH: &str = "127.0.0.1:9465";
 const PROXY: &str = "7443";
 const MODE: &str = "/etc/weft-test/proxy-mode";
-/// Proxy of TCP connections: arguments are its port, that of the server, and the file with the mode.
+/// Proxy of TCP connections: arguments are the proxy's port, the server's port, and the file with the mode.
 const PROGRAM: &str = r#"
 import os, socket, sys, threading, time
 listen, server, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

@@ -60,7 +60,7 @@ fn restart(agent: &Agent, environment: &[&str], words: &[&str]) {
 struct Tree(Vec<Value>);
 
 impl Tree {
-    /// Returns the trace of a pod's ADD, once its status was written or the ADD failed.
+    /// Returns the trace of a pod's ADD, once the status was written or the ADD failed.
     fn of(agent: &Agent, pod: &str) -> Tree {
         until(&format!("a trace of {pod}"), || {
             let spans: Vec<Value> = agent
@@ -85,7 +85,7 @@ impl Tree {
         roots[0]
     }
 
-    /// Child spans in the order of their start.
+    /// Child spans in the order in which they started.
     fn below<'a>(&'a self, parent: &Value) -> Vec<&'a Value> {
         let mut below: Vec<&Value> =
             self.0.iter().filter(|span| span["parentSpanId"] == parent["spanId"]).collect();
@@ -93,7 +93,7 @@ impl Tree {
         below
     }
 
-    /// Names of child spans, with their own children in brackets.
+    /// Names of child spans, with the children's children in brackets.
     fn shape(&self, parent: &Value) -> String {
         let names = self.below(parent).into_iter().filter(|span| span["name"] != "network-status");
         let names = names.map(|span| {
@@ -332,7 +332,7 @@ fn trace_environment_variables_and_failed_spans() {
     );
 }
 
-/// Attaches and detaches a pod a number of times, regardless of its spans.
+/// Attaches and detaches a pod a number of times, regardless of spans.
 fn work(agent: &Agent, pod: &str, times: usize) {
     let uid = agent.pod(pod, &json!({ NETWORKS: "net-a" }));
     let sandbox = agent.machine.pod(pod);

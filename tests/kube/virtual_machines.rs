@@ -10,7 +10,7 @@ use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Pod};
 
-/// Group and version of the objects of KubeVirt.
+/// Group and version of KubeVirt objects.
 const VERSION: &str = "kubevirt.io/v1";
 
 /// Creates the definitions of KubeVirt without schemas, and the namespace.
@@ -32,7 +32,7 @@ fn prepare(nodes: &Nodes) {
     nodes.kube.kubectl(["create", "namespace", "blue"]);
 }
 
-/// Creates an object of KubeVirt; returns its uid.
+/// Creates a KubeVirt object; returns the uid.
 fn create(nodes: &Nodes, kind: &str, name: &str) -> String {
     let object =
         json!({ "apiVersion": VERSION, "kind": kind, "metadata": { "name": name, "namespace": "blue" } });
@@ -41,7 +41,7 @@ fn create(nodes: &Nodes, kind: &str, name: &str) -> String {
     found["metadata"]["uid"].as_str().expect("a uid").to_owned()
 }
 
-/// Creates a pod of a machine as KubeVirt does; `uid` is that of its instance.
+/// Creates a machine's pod as KubeVirt does; `uid` is the instance's.
 fn launcher<'a>(
     nodes: &'a Nodes,
     namespace: &Pod,

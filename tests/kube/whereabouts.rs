@@ -43,8 +43,8 @@ fn networks() -> [(&'static str, Value); 8] {
     ]
 }
 
-/// Creates the objects of a whereabouts installation without schemas: the flat file, the CRDs, and the slices that its
-/// controller would create for two networks.
+/// Creates the objects of a whereabouts installation without schemas: the flat file, the CRDs, and the slices that the
+/// whereabouts controller would create for two networks.
 fn prepare(nodes: &Nodes) {
     define_whereabouts(nodes);
     let flat = json!({ "datastore": "kubernetes", "kubernetes": { "kubeconfig": nodes.kube.admin() } });
@@ -61,7 +61,7 @@ fn prepare(nodes: &Nodes) {
     nodes.kube.kubectl(["create", "namespace", "blue"]);
 }
 
-/// Creates a pod of the node; returns the CNI parameters of its interface.
+/// Creates a pod on the node; returns the CNI parameters for the pod's interface.
 fn call<'a>(nodes: &'a Nodes, sandbox: &Pod, pod: &str) -> Attachment<'a> {
     let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": pod, "namespace": "blue" },
         "spec": { "nodeName": name(0), "containers": [{ "name": "c", "image": "none" }] } });
@@ -89,7 +89,7 @@ fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
     command.args(words.iter().copied()).finish()
 }
 
-/// Returns a result without the host part of its addresses.
+/// Returns a result without the addresses' host parts.
 fn form(result: &Value) -> Value {
     let mut result = result.clone();
     for ip in result["ips"].as_array_mut().into_iter().flatten() {
@@ -149,7 +149,8 @@ fn whereabouts_addresses_stay_and_new_pods_continue() {
     delete_an_old_pod(&nodes, &sandbox, &before["small"].0);
 }
 
-/// Checks the exhausted range of `small`: a pod with an address of whereabouts is deleted, and its address is free again.
+/// Checks the exhausted range of `small`: a pod with an address of whereabouts is deleted, and the address is free
+/// again.
 fn delete_an_old_pod(nodes: &Nodes, sandbox: &Pod, held: &BTreeSet<String>) {
     let (network, ipam) = networks().into_iter().find(|(network, _)| *network == "small").unwrap();
     let mut config = configuration(network, &ipam);

@@ -13,10 +13,10 @@ use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Pod};
 
-/// Group of the objects of whereabouts.
+/// Group of whereabouts objects.
 const GROUP: &str = "whereabouts.cni.cncf.io";
 
-/// Creates the definitions of whereabouts without schemas, the namespaces, and a network with its IPAM.
+/// Creates the definitions of whereabouts without schemas, the namespaces, and a network with whereabouts IPAM.
 fn prepare(nodes: &Nodes, range: &str) {
     define_whereabouts(nodes);
     for namespace in ["blue", "openshift-multus"] {
@@ -36,7 +36,7 @@ fn pool(nodes: &Nodes, namespace: &str, range: &str, allocations: &Value) {
     nodes.kube.apply(&object.to_string());
 }
 
-/// Creates a pod of the first node that shows an address on `blue/data`; returns its uid.
+/// Creates a pod on the first node that shows an address on `blue/data`; returns the uid.
 fn pod(nodes: &Nodes, pod: &str, address: &str) -> String {
     let status = json!([{ "name": "blue/data", "interface": "net1", "ips": [address] }]).to_string();
     let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": pod, "namespace": "blue",
@@ -99,7 +99,7 @@ fn import_whereabouts_reads_all_namespaces_and_names_conflicts() {
     assert!(line(&after.stdout, "10.71.0.1").ends_with("two pods have it: blue/a, blue/late"), "{after}");
 }
 
-/// Creates a pod of a node; returns its uid.
+/// Creates a pod on a node; returns the uid.
 fn plain_pod(nodes: &Nodes, pod: &str, node: usize) -> String {
     let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": pod, "namespace": "blue" },
         "spec": { "nodeName": name(node), "containers": [{ "name": "c", "image": "none" }] } });
@@ -107,7 +107,7 @@ fn plain_pod(nodes: &Nodes, pod: &str, node: usize) -> String {
     nodes.kube.json(["pod", "-n", "blue", pod])["metadata"]["uid"].as_str().expect("a uid").to_owned()
 }
 
-/// Sandbox of a pod, in a container of its own.
+/// Pod sandbox in a separate container.
 fn sandbox<'a>(nodes: &'a Nodes, namespace: &Pod, pod: &str, uid: &str, container: &str) -> Attachment<'a> {
     let mut attachment = nodes.attachment(namespace, container);
     attachment.args = format!(

@@ -7,7 +7,7 @@ use testkit::{Feature, host, workspace};
 /// Minute at which alerts are evaluated, after the longest `for`.
 const MINUTE: usize = 60;
 
-/// Series by name, with their values.
+/// Series by name, with values.
 type Rows = &'static [(&'static str, &'static str)];
 
 /// Series with which each alert fires, and with which it does not.

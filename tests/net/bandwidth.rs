@@ -15,7 +15,7 @@ use testkit::{Attachment, Feature, Host, Pod, host};
 
 /// 8 Mbit/s, in bytes a second.
 const RATE: f64 = 1_000_000.0;
-/// Size of a full-sized frame relative to its payload, as the kernel counts it: 66 of 1514 bytes are headers.
+/// Size of a full-sized frame relative to the payload, as the kernel counts it: 66 of 1514 bytes are headers.
 const FRAMED: f64 = 1514.0 / 1448.0;
 
 /// Pod on a bridge, the plugin's attachment, and the result of the bridge.

@@ -1,4 +1,4 @@
-//! Tests for the routes of `bridge`, with their options, in the pod.
+//! Tests for routes that `bridge` adds in the pod, with all options.
 //!
 //! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1; CNI 1.1.0, "Add Success".
 

@@ -34,7 +34,7 @@ fn capture(host: &Host, words: &str) -> testkit::Command {
         .deadline(Duration::from_secs(60))
 }
 
-/// Starts a capture into the file, and waits until its socket is open.
+/// Starts a capture into the file, and waits until the socket is open.
 fn start(host: &Host, words: &str) -> Running {
     let running = capture(host, &format!("-w {FILE} {words}")).start_tied();
     // The header is written once the socket is open.

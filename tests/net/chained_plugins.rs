@@ -226,7 +226,7 @@ fn cni_versions_add_check_del_leave_nothing(host: &Host, case: &Case) {
     }
 }
 
-/// Removes something from an attachment before its DEL. Returns the pod if it still exists.
+/// Removes something from an attachment before the DEL. Returns the pod if it still exists.
 type Loss = fn(&mut Chain<'_>, Pod, &mut Value) -> Option<Pod>;
 
 /// Inputs and objects that a DEL may miss.

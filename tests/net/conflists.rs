@@ -1,4 +1,4 @@
-//! Tests for configurations as distributions ship them: `tests/net/testdata`, with their keys and no more.
+//! Tests for configurations as distributions ship them: `tests/net/testdata`, with the same keys and no more.
 //! [`SOURCES`] names the file in each project that has these keys.
 //!
 //! ```text
@@ -37,7 +37,7 @@ DEL) ip link delete foreign0 2>/dev/null; exit 0 ;;
 esac
 "#;
 
-/// File in `tests/net/testdata`, and the project's file from which its keys are.
+/// File in `tests/net/testdata`, and the project's file that has these keys.
 const SOURCES: &[(&str, &str)] = &[
     ("antrea", "antrea-io/antrea build/yamls/base/conf/antrea-cni.conflist"),
     ("aws", "aws/amazon-vpc-cni-k8s misc/10-aws.conflist"),

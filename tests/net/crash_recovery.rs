@@ -1,9 +1,8 @@
 //! Tests for crash recovery: after `kill -9` before any step that changes something, DEL leaves nothing and a
 //! repeated ADD works.
 //!
-//! A walk kills an ADD (or a DEL) before its first such system call, then before its second, and so on, until
-//! the call ends. After each kill it calls DEL, compares host and pod with their state before, and calls ADD,
-//! CHECK and DEL.
+//! A walk kills an ADD (or a DEL) before its first such system call, then before its second, and so on, until the call
+//! ends. After each kill it calls DEL, compares host and pod with the state before, and calls ADD, CHECK and DEL.
 //!
 //! ```text
 //!   weft ─┬─ eth0  bridge br1, masqueraded          bridge ── eth0 on br1, masqueraded
@@ -21,10 +20,10 @@ use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
 
 /// Exit code of the killer if it killed the program.
 const KILLED: i32 = 200;
-/// Upper bound of the steps of a call.
+/// Upper bound for the steps in a call.
 const STEPS_MAX: u32 = 2000;
 
-/// An attachment on a host that already has its shared objects.
+/// An attachment on a host that already has the shared objects.
 struct Walk<'a> {
     host: &'a Host,
     pod: &'a Pod,
@@ -477,13 +476,13 @@ fn crash_recovery_tap_killed_at_every_step() {
     walks(&host!(Feature::Tun), "tap", &json!({ "mtu": 1400, "owner": 1000 }));
 }
 
-/// Covers macvlan and vlan as well, which share their code with ipvlan.
+/// Covers macvlan and vlan as well, which share code with ipvlan.
 #[test]
 fn crash_recovery_ipvlan_killed_at_every_step() {
     walks(&host!(Feature::Ipvlan), "ipvlan", &json!({ "master": "dev0" }));
 }
 
-/// A kill while the kernel moves the interface may lose its routes; the pod is deleted next.
+/// A kill while the kernel moves the interface may lose the routes; the pod is deleted next.
 #[test]
 fn crash_recovery_vrf_killed_at_every_step() {
     let host = host!(Feature::Vrf);

@@ -33,7 +33,7 @@ open('/run/report', 'wb').write(receive(stream))
 ";
 /// Exit code of the killer if it killed the program.
 const KILLED: i32 = 200;
-/// Upper bound of the steps of a task.
+/// Upper bound for the steps in a task.
 const STEPS_MAX: usize = 500;
 const ATTACHED: &str = "net-a@a0";
 /// Selections of another network, and of both.
@@ -69,7 +69,7 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// Attaches the pod with its first selection.
+    /// Attaches the pod with the first selection.
     pub(crate) fn attach(&self) {
         self.cluster.pod("web", ATTACHED);
         self.attachment.add(&self.config).success();
@@ -117,7 +117,7 @@ impl<'a> Walk<'a> {
         }))
     }
 
-    /// Runs a task, without an agent for its report.
+    /// Runs a task, without an agent that receives a report.
     fn run(&self, task: &Value) {
         let Finished { code, stderr, .. } = self.run_through(&[], task);
         let unreported = stderr.starts_with("weft-cni: agent /run/weft/agent.sock:") && !stderr.contains(';');
@@ -166,7 +166,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Returns a message with its frame: the length as four bytes, big-endian, then the JSON.
+/// Returns a framed message: the length as four bytes, big-endian, then the JSON.
 fn framed(message: &Value) -> Vec<u8> {
     let text = message.to_string();
     [&u32::try_from(text.len()).expect("a length").to_be_bytes(), text.as_bytes()].concat()

@@ -28,7 +28,7 @@ fn limit(attachment: &mut Attachment<'_>) {
     attachment.through = vec!["prlimit".into(), FEW.into()];
 }
 
-/// Creates networks `n1`, `n2` …, and returns the selection of all of them.
+/// Creates networks `n1`, `n2` …, and returns a selection with all of them.
 fn define(cluster: &Cluster<'_>, count: u8) -> String {
     let names = (1..=count).map(|number| {
         cluster.definition(&format!("n{number}"), &filtered(&format!("n{number}"), 100 + number));
@@ -37,7 +37,7 @@ fn define(cluster: &Cluster<'_>, count: u8) -> String {
     names.collect::<Vec<_>>().join(",")
 }
 
-/// Writes entries of sandboxes like that of a pod, whose namespaces are gone. Their containers have other ids.
+/// Writes sandbox entries like a pod's, but for containers with other ids whose namespaces are gone.
 fn copy_entries(host: &Host, own: &str, count: u32) {
     let entry = host.read(own).expect("an entry");
     let id = own.rsplit('/').next().and_then(|name| name.strip_suffix(".json")).expect("an id");

@@ -269,8 +269,8 @@ fn bind_server(pod: &Pod) -> UdpSocket {
     socket
 }
 
-/// Answers each request with what `answers` makes of its header, until `ended` is set. It sets `received` after the
-/// first request.
+/// Answers each request with what `answers` makes of the request header, until `ended` is set. It sets `received` after
+/// the first request.
 fn send_invalid_responses(
     socket: &UdpSocket,
     (ended, received): (&AtomicBool, &AtomicBool),

@@ -117,8 +117,8 @@ fn orphans(host: &Host) -> Vec<String> {
     own.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Leaves a device on the host as the kernel does when its container ends, with its name in the container.
-/// Returns the id of that container.
+/// Leaves a device on the host as the kernel does when a container ends, with the name that it had there. Returns the
+/// container's id.
 fn leave_device(host: &Host) -> String {
     host.run("ip link add dev8 type veth peer name far8".split(' '));
     let card = host.pod("card");

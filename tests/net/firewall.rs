@@ -18,7 +18,7 @@ use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 
 const BACKENDS: [&str; 2] = ["nftables", "iptables"];
 
-/// Ways in which a host drops forwarded packets: the tool, and its command lines.
+/// Ways in which a host drops forwarded packets: the tool and the command lines.
 const DROPPERS: [(&str, &[&[&str]]); 2] = [
     ("iptables", &[&["iptables", "-P", "FORWARD", "DROP"], &["ip6tables", "-P", "FORWARD", "DROP"]]),
     (
@@ -30,7 +30,7 @@ const DROPPERS: [(&str, &[&[&str]]); 2] = [
     ),
 ];
 
-/// Pod behind bridge number `number`, and the configurations of a chain of `bridge` and `firewall`.
+/// Pod behind bridge number `number`, and the configurations for a chain with `bridge` and `firewall`.
 struct Chain<'a> {
     pod: Pod,
     firewall: Value,
@@ -73,7 +73,7 @@ impl<'a> Chain<'a> {
         config
     }
 
-    /// Returns its addresses without prefix length.
+    /// Returns the pod's addresses without prefix length.
     fn addresses(&self) -> Vec<String> {
         let all = rig::addresses(&self.firewall["prevResult"]);
         all.iter().map(|address| address.split('/').next().unwrap().to_owned()).collect()
@@ -102,8 +102,8 @@ fn drop_forwarded(host: &Host, lines: &[&[&str]]) {
     }
 }
 
-/// Whether `client` reaches a server in `server` at this address and gets its answer. UDP is tried first,
-/// because a drop shows sooner.
+/// Whether `client` reaches a server in `server` at this address and gets the answer. UDP is tried first, because a
+/// drop shows sooner.
 fn reaches(client: &Netns, server: &Netns, address: &str) -> bool {
     let at = if address.contains(':') { format!("[{address}]:80") } else { format!("{address}:80") };
     let by = |transport: Transport| reached(transport, client, &at, server, &at).is_some();

@@ -4,8 +4,8 @@
 //!   far ── 10.3.0.2 far0 ── dev0 host ──ADD──► dev0 as net1 in pod a
 //! ```
 //!
-//! The devices are veth, which are deleted with their namespace. Tests with hardware, which the kernel
-//! returns to the host, are in lane `vm` (`tests/vm/host_device.rs`).
+//! The devices are veth, which are deleted with the namespace. Tests with hardware, which the kernel returns to the
+//! host, are in lane `vm` (`tests/vm/host_device.rs`).
 //!
 //! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1.
 
@@ -30,7 +30,7 @@ fn fixed() -> Value {
     json!({ "type": "static", "addresses": [{ "address": "10.3.0.1/24" }, { "address": "fd03::1/64" }] })
 }
 
-/// Creates the device, up, and the namespace of its peer.
+/// Creates the device, up, and a namespace for the peer.
 fn world(host: &Host) -> Pod {
     let far = world_with_device_down(host);
     host.run(["ip", "link", "set", "dev0", "up"]);
@@ -72,7 +72,7 @@ fn world_with_device_down(host: &Host) -> Pod {
     far
 }
 
-/// Returns the device to the host with its name in the container, as the kernel does with hardware when a
+/// Returns the device to the host with the name that it had in the container, as the kernel does with hardware when a
 /// container ends.
 #[track_caller]
 fn abandon(host: &Host, pod: Pod) {
@@ -80,7 +80,7 @@ fn abandon(host: &Host, pod: Pod) {
     pod.remove();
 }
 
-/// Returns mode and name of each record of a moved device.
+/// Returns mode and name of each record about a moved device.
 fn records(host: &Host) -> Vec<String> {
     let listed = host.attempt(["find", "/run/cni/host-device", "-type", "f", "-printf", "%m %f\\n"]).stdout;
     listed.lines().map(str::to_owned).collect()

@@ -568,7 +568,7 @@ fn host_local_full_disk_leaves_no_reservation() {
     assert_eq!(addresses(container(&host, &pod, "one").add(&conf)), ["10.1.2.2"]);
 }
 
-/// Marks a reservation's file as made in another boot, and sets its time to 1970.
+/// Marks a reservation's file as made in another boot, and sets the time to 1970.
 fn of_another_boot(host: &Host, name: &str, machine: &str) {
     let path = format!("{PLACE}/{name}");
     host.within(|| {
@@ -752,7 +752,7 @@ fn host_local_addresses_of_concurrent_writers_are_not_reused() {
     }
 }
 
-/// A file that cannot be read for a while, as on a bad sector, keeps its owner.
+/// A file that cannot be read for a while, as on a bad sector, keeps the owner.
 #[test]
 fn host_local_reservation_unreadable_once_is_released_later() {
     require!(Feature::Root);

@@ -13,7 +13,7 @@ use testkit::{Feature, Host, Netns, host};
 
 use crate::hostile_pods::{abandon, assert_returned, device, world};
 
-/// Attaches an XDP program that passes every packet to the interface that its argument names: `BPF_PROG_LOAD` of two
+/// Attaches an XDP program that passes every packet to the interface that the argument names: `BPF_PROG_LOAD` of two
 /// instructions, then `RTM_SETLINK` in generic mode.
 const XDP: &str = r#"
 import ctypes, socket, struct, sys
@@ -93,7 +93,7 @@ fn hostile_pod_xdp_program_of_the_device_does_not_return() {
     assert_reset(&host, &attach, &|host| settings(host).to_string());
 }
 
-/// The program of the host, for example of its network, stays.
+/// The host's program, for example the host network's, stays.
 #[test]
 fn host_device_keeps_the_xdp_program_of_the_host() {
     let host = host!(Feature::Veth);

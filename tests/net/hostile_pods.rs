@@ -1,10 +1,10 @@
-//! Tests for what a process in a pod, with `NET_ADMIN`, can make weft do by changing its own interfaces.
+//! Tests for what a process in a pod, with `NET_ADMIN`, can make weft do by changing interfaces.
 //!
 //! ```text
 //!   far ── far0 ── dev0 host ──ADD──► net1 in pod web ── changed by the pod ──DEL──► dev0, as before
 //! ```
 //!
-//! The device is a veth, which the kernel deletes with its namespace. Tests with hardware are in lane `vm`.
+//! The device is a veth, which the kernel deletes with the namespace. Tests with hardware are in lane `vm`.
 //!
 //! Source: docs/security.md, "Marks on kernel objects".
 
@@ -30,7 +30,7 @@ pub(crate) fn device() -> Value {
     json!({ "cniVersion": "1.1.0", "name": "dev", "type": "host-device", "device": "dev0" })
 }
 
-/// Creates the device, with settings of its own, and the namespace of its peer.
+/// Creates the device, with special settings, and a namespace for the peer.
 pub(crate) fn world(host: &Host) -> (Cluster<'_>, Pod) {
     let cluster = Cluster::new(host);
     let far = host.pod("far");
@@ -46,7 +46,7 @@ pub(crate) fn world(host: &Host) -> (Cluster<'_>, Pod) {
     (cluster, far)
 }
 
-/// Changes every setting of `net1` that a process in the pod can change, except its name and alias.
+/// Changes every setting of `net1` that a process in the pod can change, except name and alias.
 #[track_caller]
 fn spoil(pod: &Netns) {
     let script = format!(
@@ -65,7 +65,7 @@ pub(crate) fn abandon(host: &Host, pod: Pod, name: &str) {
     pod.remove();
 }
 
-/// Waits until the host is as before: its kernel changes operational states later.
+/// Waits until the host is as before: the kernel changes operational states later.
 #[track_caller]
 pub(crate) fn assert_returned(case: &str, host: &Host, before: &Snapshot) {
     let until = Instant::now() + KERNEL_TIMEOUT;

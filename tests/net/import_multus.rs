@@ -1,5 +1,4 @@
-//! Tests for `weft import multus`: a node with Multus is taken over while its pods run, and weft detaches
-//! their attachments.
+//! Tests for `weft import multus`: a node with Multus is taken over while pods run, and weft detaches the networks.
 //!
 //! ```text
 //!   /var/lib/cni/multus/<container id>      delegates ─┐
@@ -235,7 +234,7 @@ fn import_multus_includes_interfaces_added_to_a_running_pod() {
     assert!(tried.stderr.contains("eth0 home, front red, net2 blue: would be"), "{tried}");
 }
 
-/// Gives the last network of the pod the IPAM of whereabouts, in libcni's cache.
+/// Gives the pod's last network whereabouts as IPAM, in libcni's cache.
 #[track_caller]
 fn use_whereabouts(host: &Host, container: &str) {
     let file = format!("{MULTUS}/results/blue-{container}-net2");

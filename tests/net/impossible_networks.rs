@@ -1,4 +1,4 @@
-//! Tests for networks that no plugin can attach: they are refused before the journal, or their DEL ends.
+//! Tests for networks that no plugin can attach: they are refused before the journal is written, or DEL succeeds.
 //!
 //! ```text
 //!   weft ─┬─ eth0  bridge br1
@@ -234,7 +234,7 @@ fn dhcp_socket_of_another_daemon_ends_with_del() {
     }
 }
 
-/// Writes the entry that a killed ADD of the pod leaves before its first network is attached.
+/// Writes the entry that a killed ADD of the pod leaves before the first network is attached.
 #[track_caller]
 fn leave_killed_add(host: &Host, pod: &Pod) {
     let text = host.read(entry_path(pod)).expect("an entry");

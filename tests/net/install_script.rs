@@ -16,7 +16,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs a command that must succeed, and returns its output.
+/// Runs a command that must succeed, and returns the output.
 #[track_caller]
 fn run(command: &mut Command) -> String {
     let output = command.output().expect("a program");

@@ -34,7 +34,7 @@ fn page(host: &Host) -> String {
     until("a metrics page", read).stdout
 }
 
-/// Reads the value of a metric of an interface from a page.
+/// Reads the value of an interface metric from a page.
 fn value(page: &str, metric: &str, pod: &str, interface: &str) -> Option<u64> {
     let labels = format!("{{namespace=\"blue\",pod=\"{pod}\",interface=\"{interface}\",");
     let start = format!("weft_interface_{metric}_total{labels}");

@@ -24,7 +24,7 @@ const FIRST_VLAN: usize = 5;
 /// Number of devices that a host has for containers.
 const DEVICES: usize = 4;
 
-/// Plugins whose link has no end on the host: it is deleted with its namespace.
+/// Plugins whose link has no end on the host: it is deleted with the namespace.
 const INSIDE_ONLY: [&str; 5] = ["dummy", "ipvlan", "macvlan", "tap", "vlan"];
 
 /// Returns the kernel features that a plugin's links and neighbours need.
@@ -109,7 +109,7 @@ impl Case {
         self.create_bridge(host);
     }
 
-    /// Creates the devices that do not exist, for example because their namespace was deleted.
+    /// Creates the devices that do not exist, for example because the namespace was deleted.
     fn create_bridge(&self, host: &Host) {
         if self.plugin != "host-device" {
             return;
@@ -219,7 +219,7 @@ fn cni_versions_add_check_del_leave_nothing(host: &Host, case: &Case) {
     }
 }
 
-/// Removes something from an attachment before its DEL. Returns the pod if it still exists.
+/// Removes something from an attachment before the DEL. Returns the pod if it still exists.
 type Loss = fn(&Host, &mut testkit::Attachment<'_>, Pod, &mut Value) -> Option<Pod>;
 
 /// Inputs and objects that a DEL may miss.
@@ -613,7 +613,7 @@ fn gc_leaves_devices_with_a_foreign_owner_tag_alone() {
     }
 }
 
-/// A node with nested ports has no Open vSwitch, and its definitions need not say so.
+/// A node with nested ports has no Open vSwitch, and definitions need not say so.
 #[test]
 fn neutron_status_needs_a_switch_only_if_one_is_named() {
     let host = testkit::host!();

@@ -25,7 +25,7 @@ fn container<'a>(host: &'a Host, pod: &Pod, id: &str) -> Attachment<'a> {
     attachment
 }
 
-/// Writes a kubeconfig of an API server that does not run; returns its path.
+/// Writes a kubeconfig for an API server that does not run; returns the path.
 fn unreachable_cluster(host: &Host) -> &'static str {
     let kubeconfig = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{ "name": "c", "cluster": { "server": "http://127.0.0.1:1" } }],

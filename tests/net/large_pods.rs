@@ -16,7 +16,7 @@ use testkit::{Feature, Netns, host};
 
 use crate::crash_recovery_tasks::Walk;
 
-/// Selection of the device and of a network that `sbr` routes.
+/// Selection with the device and a network that `sbr` routes.
 const NETWORKS: &str = "dev@d0,net-a@a0";
 
 /// Network `net-a` with `sbr`, whose DEL reads the rules and addresses of the pod.

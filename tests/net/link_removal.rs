@@ -43,8 +43,8 @@ while True:
         pass
 ";
 
-/// Makes `net1` a port of a bridge of the pod and ends that, without end. For each end the kernel announces the removal of a
-/// port in the same way as that of a link, except for the address family.
+/// Makes `net1` a bridge port in the pod and takes it out again, in an endless loop. Each time, the kernel announces
+/// that the port is removed in the same way as for a removed link, except for the address family.
 const TOGGLER: &str = "
 import socket, struct, time
 port, bridge = socket.if_nametoindex('net1'), socket.if_nametoindex('br0')
@@ -65,7 +65,7 @@ fn sockets(world: &Netns) -> String {
     world.command("cat").args(["/proc/net/unix"]).finish().success().stdout
 }
 
-/// Number of names of processes of a removal that are in use.
+/// Number of removal process names that are in use.
 fn names(world: &Netns) -> usize {
     let sockets = sockets(world);
     NAMES.iter().map(|name| sockets.matches(name).count()).sum()
@@ -162,7 +162,7 @@ fn removal_of_links_and_rules_works_without_further_processes() {
     drop(holder);
 }
 
-/// Number of sockets of netfilter that processes have in a network namespace.
+/// Number of netfilter sockets that processes have in a network namespace.
 fn filter_sockets(world: &Netns) -> usize {
     const NETLINK_NETFILTER: &str = "12";
     let sockets = world.command("cat").args(["/proc/net/netlink"]).finish().success().stdout;
@@ -173,7 +173,8 @@ fn filter_sockets(world: &Netns) -> usize {
     sockets.lines().filter(of_process).count()
 }
 
-/// Calls DEL, whose child that closes sockets is stopped before its first instruction. Returns the child, if there is one.
+/// Calls DEL; the child that closes sockets is stopped before the first instruction. Returns the child, if there is
+/// one.
 #[track_caller]
 fn del_and_stop(attachment: &mut Attachment<'_>, config: &Value) -> Option<Pid> {
     let killer = testkit::binary("weft-test-killer").display().to_string();
@@ -194,8 +195,8 @@ fn ended(process: Pid) -> WaitStatus {
     status
 }
 
-/// A DEL ends before the child that closes its sockets. The child holds nothing but them, so it does not matter when or how it
-/// ends.
+/// A DEL ends before the child that closes the sockets. The child holds nothing but them, so it does not matter when or
+/// how it ends.
 #[test]
 fn removal_of_rules_ends_before_the_child_that_closes_sockets() {
     let host = host!(Feature::Veth, Feature::Macvlan, Feature::NftInet, Feature::NftMasquerade);

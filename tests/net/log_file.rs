@@ -15,7 +15,7 @@ use testkit::{Attachment, Host, host};
 
 const LOG: &str = "/var/log/multus.log";
 
-/// Creates a pod with two networks of recording plugins; returns its attachment and configuration.
+/// Creates a pod with two networks of recording plugins; returns attachment and configuration.
 fn attachment(host: &Host) -> (Attachment<'_>, Value) {
     let cluster = Cluster::new(host);
     cluster.recording("red", "two", &json!({}));

@@ -29,7 +29,7 @@ fn networks(host: &Host) -> (Cluster<'_>, Value) {
     (cluster, configuration(&bridge("default", 1)))
 }
 
-/// Attaches a pod; returns the configuration of its DEL, which has the result of the ADD.
+/// Attaches a pod; returns the configuration for DEL, which has the ADD result.
 #[track_caller]
 fn attached(attachment: &Attachment<'_>, config: &Value) -> Value {
     with(config, &json!({ "prevResult": attachment.add(config).success().json() }))
@@ -145,7 +145,7 @@ fn journal_lost_entry_spares_the_namespace_of_another_sandbox() {
     assert!(other.pings("10.1.0.1"), "the other pod is not affected");
 }
 
-/// The runtime passes no result in version 0.3.1; its cache has one.
+/// The runtime passes no result in version 0.3.1; the cache has one.
 #[test]
 fn journal_lost_entry_is_detached_from_the_cache_of_the_runtime() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);

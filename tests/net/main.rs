@@ -1,5 +1,5 @@
-//! End-to-end tests of lane `net`: plugins and the meta-plugin on this machine's kernel. Each test has its
-//! own network namespaces.
+//! End-to-end tests of lane `net`: plugins and the meta-plugin on this machine's kernel. Each test has separate network
+//! namespaces.
 //!
 //! Needs root; a test names further needs as a `Feature`.
 

@@ -1,4 +1,4 @@
-//! Tests for `ipMasq` in `bridge` and `ptp`: DEL removes all rules, whatever its input is.
+//! Tests for `ipMasq` in `bridge` and `ptp`: DEL removes all rules, whatever the input is.
 //!
 //! ```text
 //!   outside 192.0.2.2 ── up0 ── 192.0.2.1 host ── a, b: pods

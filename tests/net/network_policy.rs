@@ -6,7 +6,7 @@
 //!   other …13 ─────┘
 //! ```
 //!
-//! Source: docs/network-policy.md; the verdicts of `npwg::network_policy`, which its own tests prove.
+//! Source: docs/network-policy.md; the verdicts in `npwg::network_policy`, which unit tests prove.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use rig::{Cluster, assert_nothing_left, refusal};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 
-/// Pods in the order of their addresses, which begin with 10.9.0.11.
+/// Pods in address order; addresses begin with 10.9.0.11.
 pub(crate) const PODS: [&str; 3] = ["db", "web", "other"];
 
 /// Definition of the network `data` with one of the plugins.
@@ -58,7 +58,7 @@ fn policy(host: &Host, name: &str, spec: &Value) {
     host.write(format!("{MANIFESTS}/policy-{name}.json"), manifest.to_string());
 }
 
-/// `db` may be reached by `web` at its named port, and by all at UDP 53; `other` may reach `web` at TCP 80.
+/// `db` may be reached by `web` at the named port, and by all at UDP 53; `other` may reach `web` at TCP 80.
 pub(crate) fn policies(host: &Host) {
     let app = |name: &str| json!({ "podSelector": { "matchLabels": { "app": name } } });
     let selected = |name: &str| json!({ "matchLabels": { "app": name } });
@@ -108,7 +108,7 @@ fn await_address(pod: &Netns, address: &str) {
     panic!("{address} stays tentative");
 }
 
-/// Expected result of a connection: client and server by their index, protocol and port.
+/// Expected result of a connection: client and server by index, protocol and port.
 type Row = (usize, usize, Transport, u16, bool);
 
 pub(crate) const ROWS: &[Row] = &[
@@ -235,7 +235,7 @@ fn network_policy_check_finds_changed_rules() {
     }
 }
 
-/// A pod with `NET_ADMIN` removes every rule of its namespace.
+/// A pod with `NET_ADMIN` removes every rule in the pod's namespace.
 #[test]
 fn network_policy_irremovable_rules_in_a_pod_do_not_fail_del() {
     let host = host!(Feature::Macvlan, Feature::NftInet);
@@ -330,7 +330,7 @@ fn network_policy_gc_removes_rules_without_an_entry() {
     pods[2].1.check(&weft()).success();
 }
 
-/// The DEL finds the rules by their names, also if no policy selects the pod any more.
+/// DEL finds the rules by name, even if no policy selects the pod any more.
 #[test]
 fn network_policy_rules_of_a_lost_entry_are_removed_by_del() {
     for has_policy in [true, false] {
@@ -355,7 +355,7 @@ fn network_policy_rules_of_a_lost_entry_are_removed_by_del() {
     }
 }
 
-/// Two installations with directories of their own, for example a first and a second runtime on the node.
+/// Two installations with different directories, for example a first and a second runtime on the node.
 #[test]
 fn network_policy_gc_keeps_rules_of_another_journal() {
     let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
@@ -417,7 +417,7 @@ fn network_policy_refuses_an_attachment_without_interface() {
     assert_nothing_left("without interface", &host, &before);
 }
 
-/// Packets of a port are packets of its bridge, so rules about the port would see none.
+/// Packets on a port are packets of the bridge, so rules about the port would see none.
 #[test]
 fn network_policy_refuses_a_port_of_a_bridge_in_the_pod() {
     let host = host!(Feature::Bridge, Feature::Tun, Feature::NftInet);
@@ -566,7 +566,7 @@ fn network_policy_counters_show_allowed_and_denied_packets() {
     }
 }
 
-/// Number of transactions of nf_tables in a network namespace so far, modulo 2^32. `NFT_MSG_GETGEN`
+/// Number of nf_tables transactions in a network namespace so far, modulo 2^32. `NFT_MSG_GETGEN`
 fn transactions(netns: &Netns) -> u32 {
     const ASK: &str = "
 import socket, struct

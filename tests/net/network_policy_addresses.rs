@@ -1,4 +1,4 @@
-//! Tests of network policies whose packets arrive at another interface of the pod than that of the address.
+//! Tests of network policies with packets that arrive at another interface in the pod than the one with the address.
 //!
 //! ```text
 //!   one 10.7.2.0/24, two 10.7.19.0/24: networks of one link         policy for `one`: s may be reached by f alone

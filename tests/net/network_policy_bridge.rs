@@ -1,5 +1,5 @@
-//! Tests of network policies at the ports of a bridge of the host, where the kernel tracks connections on bridges, and of the
-//! host's connection tracking on `bridge` and `ptp`.
+//! Tests of network policies at bridge ports on the host, where the kernel tracks connections on bridges, and of the
+//! host's connection tracking with `bridge` and `ptp`.
 //!
 //! ```text
 //!   db 10.9.0.11 ── port ──┐
@@ -19,7 +19,7 @@ use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 const PODS: [&str; 3] = ["db", "web", "other"];
 const ALLOWED: u16 = 53;
 const FORBIDDEN: u16 = 9999;
-/// Address of frames that a bridge passes to the IP layer, IEEE 802.1D: those of LLDP pass none of its hooks.
+/// Destination of frames that a bridge passes to the IP layer (IEEE 802.1D). LLDP frames pass no bridge hook.
 const RESERVED: [&str; 2] = ["01:80:c2:00:00:0e", "01:80:c2:00:00:03"];
 
 /// Limit for an allowed packet.
@@ -175,7 +175,8 @@ fn network_policy_on_bridge_port_survives_a_hostile_pod() {
     }
 }
 
-/// A frame with one VLAN tag is judged by its packet. With two tags, no rule but one for all traffic lets it pass.
+/// A frame with one VLAN tag is judged by the packet in it. With two tags, no rule but one for all traffic lets it
+/// pass.
 #[test]
 fn network_policy_on_bridge_port_holds_for_tagged_frames() {
     let host = host!(Feature::Bridge, Feature::BridgeConntrack, Feature::Vlan, Feature::NftInet);
@@ -216,7 +217,7 @@ fn network_policy_on_bridge_port_holds_for_tagged_frames() {
     }
 }
 
-/// A bridge passes frames to reserved addresses to the IP layer of the host, past its first hook.
+/// A bridge passes frames to reserved addresses to the IP layer of the host, past the first bridge hook.
 #[test]
 fn network_policy_on_bridge_port_holds_for_reserved_addresses() {
     let host = host!(Feature::Bridge, Feature::BridgeConntrack, Feature::NftInet);
@@ -240,8 +241,8 @@ fn network_policy_on_bridge_port_holds_for_reserved_addresses() {
     }
 }
 
-/// `other` sends with the address of `db` to `web`. If the kernel tracked that as a connection, packets of `web` would reach
-/// `db` as its replies.
+/// `other` sends with the address of `db` to `web`. If the kernel tracked that as a connection, packets from `web`
+/// would reach `db` as replies.
 fn assert_no_forged_connection(host: &Host, pods: &[(Pod, Attachment<'_>)], family: &str) {
     let [db, web, other] = [0, 1, 2].map(|index| &pods[index].0);
     let mac = rig::link(db, "net1").expect("net1")["address"].as_str().expect("an address").to_owned();

@@ -55,7 +55,7 @@ fn arrives(from: (&Netns, &str), to: (&Netns, &str), expected: bool) -> bool {
     false
 }
 
-/// Attaches a pod to the network; returns it with its address there.
+/// Attaches a pod to the network; returns it with the address there.
 fn attach(host: &Host, cluster: &Cluster<'_>, name: &str) -> (Pod, String) {
     let manifest = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": NAMESPACE,
         "labels": { "app": name }, "annotations": { "k8s.v1.cni.cncf.io/networks": "data" } } });

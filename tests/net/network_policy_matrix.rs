@@ -1,6 +1,5 @@
-//! Tests for network policies with every pair among nine pods: namespaces x, y, z, pods a, b, c in each,
-//! ports 80 and 81, TCP and UDP, IPv4 and IPv6. Each case has a truth table as a function of its own, not
-//! weft's verdict.
+//! Tests for network policies with every pair among nine pods: namespaces x, y, z, pods a, b, c in each, ports 80 and
+//! 81, TCP and UDP, IPv4 and IPv6. Each case has a truth table as a separate function, not weft's verdict.
 //!
 //! ```text
 //!   x/a 10.9.0.11, x/b 10.9.0.12, x/c …13, y/a …14, …, z/c …19      fd00:9::11, …
@@ -199,7 +198,7 @@ fn write_policies(host: &Host, policies: &[(&str, Value)], networks: &str) {
     }
 }
 
-/// Attached pod with its servers.
+/// Attached pod and the servers in it.
 struct Member<'a> {
     place: Place,
     pod: &'a Pod,
@@ -223,7 +222,7 @@ impl<'a> Member<'a> {
         Member { place, pod, attachment, listeners: listeners.into(), sockets: sockets.into() }
     }
 
-    /// Begins all connections of this pod, and sends its datagrams, whose content is the index of the pod.
+    /// Begins all connections from this pod, and sends datagrams that contain the pod's index.
     fn begin(&self, index: usize) -> Vec<(Probe, OwnedFd)> {
         let own: Vec<Probe> = probes().filter(|probe| probe.from == self.place).collect();
         self.pod.within(|| {
@@ -292,7 +291,7 @@ fn passed(members: &[Member<'_>], expected: &BTreeSet<Probe>) -> BTreeSet<Probe>
     seen
 }
 
-/// Runs cases on a network: the configuration of its first plugin for pod number `n`.
+/// Runs cases on a network, with the first plugin's configuration for pod number `n`.
 fn run(host: &Host, cases: Vec<Case>, plugin: &dyn Fn(usize) -> Value) {
     let cluster = Cluster::new(host);
     host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
@@ -399,7 +398,7 @@ fn network_policy_matrix_on_bond() {
     run(&host, all_cases(), &|_| json!({ "type": "macvlan", "master": "bond0" }));
 }
 
-/// A VLAN exists once on its parent, so each pod has a parent of its own, all connected to one switch outside.
+/// A VLAN exists only once on a parent, so each pod has a separate parent, all connected to one switch outside.
 #[test]
 fn network_policy_matrix_on_vlan() {
     let host = host!(Feature::Vlan, Feature::NftInet);

@@ -4,7 +4,8 @@
 //!   x/a, x/b, y/c, y/d: each on the networks `data` 10.9.1.0/24 and `back` 10.9.2.0/24, both families; often on one link
 //! ```
 //!
-//! The test runs for [`TIME`], or for `WEFT_PROPERTY_SECONDS`. A failure shows its seed; `WEFT_PROPERTY_SEED` repeats a run.
+//! The test runs for [`TIME`], or for `WEFT_PROPERTY_SECONDS`. A failure shows the seed; `WEFT_PROPERTY_SEED` repeats a
+//! run.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -19,16 +20,16 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getpeername, 
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, host};
 
-/// Time of a run: a part of that of the lane.
+/// Time for a run: a part of the lane's time.
 const TIME: Duration = Duration::from_secs(20);
 /// Limit for packets that are allowed.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Time for packets that are forbidden, after all allowed ones have arrived.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Namespace and name of the pods; each has one label of its own and one of its namespace.
+/// Namespace and name of the pods; each pod has one label, and so has each namespace.
 const PODS: [(&str, &str); 4] = [("x", "a"), ("x", "b"), ("y", "c"), ("y", "d")];
-/// Networks, with the third number of their addresses.
+/// Networks, with the third number in the addresses.
 const NETWORKS: [(&str, u8); 2] = [("data", 1), ("back", 2)];
 /// Ports of the servers.
 const PORTS: [u16; 3] = [80, 81, 5000];
@@ -241,7 +242,7 @@ fn explained(host: &Host) -> BTreeSet<Probe> {
     allowed
 }
 
-/// Attached pod with its servers.
+/// Attached pod and the servers in it.
 struct Member<'a> {
     index: usize,
     pod: &'a Pod,
@@ -276,7 +277,7 @@ impl<'a> Member<'a> {
         Member { index, pod, attachment, _listeners: listeners.into(), sockets }
     }
 
-    /// Begins all connections of this pod, and sends its datagrams, whose content is the index of the pod.
+    /// Begins all connections from this pod, and sends datagrams that contain the pod's index.
     fn begin(&self) -> Vec<(Probe, OwnedFd)> {
         let own: Vec<Probe> = probes().filter(|probe| probe.from == self.index).collect();
         self.pod.within(|| {

@@ -61,7 +61,7 @@ fn raw(netns: &Netns) -> OwnedFd {
         .expect("a raw socket")
 }
 
-/// Sends a message; the kernel computes its checksum.
+/// Sends a message; the kernel computes the checksum.
 fn send(socket: &OwnedFd, (kind, code, hops, length): Kind, to: Ipv6Addr) {
     sockopt::set_ipv6_unicast_hops(socket, Some(hops)).expect("set the hop limit");
     let mut message = vec![0; length.max(4 + WORD.len())];

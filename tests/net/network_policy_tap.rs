@@ -1,5 +1,4 @@
-//! Tests for network policies on `tap`, with a program at its other end, as a virtual machine monitor in the
-//! pod is.
+//! Tests for network policies on `tap`, with a program at the other end, as a virtual machine monitor in the pod is.
 //!
 //! ```text
 //!   db 10.9.0.11: sockets ── net1, rules ── program with /dev/net/tun, which sends frames of web and other

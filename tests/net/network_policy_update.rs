@@ -20,7 +20,7 @@ use testkit::{Attachment, Feature, Finished, Host, Netns, Pod, host};
 
 use crate::network_policy::{ROWS, assert_rows, attach, network, policies, weft};
 
-/// Pods in the order of their addresses, which begin with 10.9.0.11.
+/// Pods in address order; addresses begin with 10.9.0.11.
 const PODS: [&str; 2] = ["db", "web"];
 const DB: &str = "10.9.0.11";
 const WEB: &str = "10.9.0.12";
@@ -28,7 +28,7 @@ const WEB: &str = "10.9.0.12";
 const OTHER: &str = "10.9.0.99";
 /// Exit code of the killer if it killed the program.
 const KILLED: i32 = 200;
-/// Upper bound of the steps of a task.
+/// Upper bound for the steps in a task.
 const STEPS_MAX: usize = 200;
 /// Number of updates during which packets are sent.
 const UPDATES: usize = 50;
@@ -83,7 +83,7 @@ impl<'a> Pods<'a> {
         run_through(self.host, words, task)
     }
 
-    /// Runs a task, without an agent for its report.
+    /// Runs a task, without an agent that receives a report.
     #[track_caller]
     fn run(&self, task: &Value) {
         let Finished { code, stderr, .. } = self.run_through(&[], task);
@@ -126,7 +126,7 @@ impl<'a> Pods<'a> {
             .collect()
     }
 
-    /// Returns the policy of `db` in the journal, and whether its update is pending.
+    /// Returns `db`'s policy in the journal, and whether an update is pending.
     fn recorded(&self) -> (Value, bool) {
         let entry = self.cluster.entry(&self.db).expect("an entry");
         let pending = entry["attachments"][1]["policyPending"].as_bool().unwrap_or_default();
@@ -242,8 +242,8 @@ fn network_policy_update_isolates_and_releases_on_macvlan() {
     update_and_release(&host, "macvlan");
 }
 
-/// A rule gets a set for IPv6 with its first IPv6 peer. The set stays after the last one, so that a peer that restarts causes
-/// no further change of rules.
+/// A rule gets an IPv6 set with the first IPv6 peer. The set stays after the last one, so that a peer that restarts
+/// causes no further change of rules.
 #[test]
 fn network_policy_update_adds_and_removes_ipv6_peers() {
     for plugin in ["ptp", "bridge"] {
@@ -293,8 +293,8 @@ fn network_policy_update_adds_and_removes_ipv6_peers() {
     }
 }
 
-/// Number of packets that the processors dropped before any rule, because their queue of received packets was full. The
-/// sender of forbidden packets may fill it. Source: `Documentation/networking/scaling.rst`, `/proc/net/softnet_stat`.
+/// Number of packets that the processors dropped before any rule, because the receive queue was full. The sender of
+/// forbidden packets may fill it. Source: `Documentation/networking/scaling.rst`, `/proc/net/softnet_stat`.
 fn dropped_by_full_queues() -> u64 {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").expect("the queues");
     let dropped = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
@@ -380,8 +380,8 @@ fn network_policy_update_never_leaves_a_packet_without_rules() {
     }
 }
 
-/// Runs an update that is killed before each of its steps, from one policy to another. The old or the new rules are in
-/// force, the same task completes, and a DEL leaves nothing.
+/// Runs an update from one policy to another that is killed before each step. The old or the new rules are in force,
+/// the same task completes, and a DEL leaves nothing.
 fn kill_at_every_step(plugin: &str, old: &Value, new: &Value) {
     let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
     let pods = Pods::new(&host, plugin);
@@ -432,7 +432,8 @@ fn rules(pods: &Pods<'_>, plugin: &str, policy: &Value) -> String {
     listed
 }
 
-/// Returns the chains and sets of attachments, without counters, sorted: the kernel lists sets in the order of their creation.
+/// Returns the chains and sets of attachments, without counters, sorted: the kernel lists sets in the order in which
+/// they were created.
 fn listed(pods: &Pods<'_>, plugin: &str) -> String {
     let table = ["-s", "list", "table", "inet", "weft-policy"];
     let listed = pods.namespace(plugin).command("nft").args(table).finish();
@@ -504,7 +505,7 @@ fn network_policy_update_ends_established_connections() {
     }
 }
 
-/// Returns the commands that write a base chain again with its rule, at another hook.
+/// Returns the commands that write a base chain and the rule in it again, at another hook.
 fn other_base(chain: &str, hook: &str) -> String {
     let (table, field) = ("inet weft-policy", if chain == "prerouting" { "iifname" } else { "oifname" });
     let map = if chain == "prerouting" { "links-in" } else { "links-out" };
@@ -515,8 +516,8 @@ fn other_base(chain: &str, hook: &str) -> String {
     )
 }
 
-/// Rules of the pod's own are its own business, and do not lengthen a comparison. Rules that it adds to those of weft are
-/// found without being read.
+/// Rules that the pod adds elsewhere do not lengthen a comparison. Rules that it adds among weft's are found without
+/// being read.
 #[test]
 fn network_policy_comparison_is_bounded_in_a_hostile_pod() {
     const RULES: usize = 100_000;

@@ -6,8 +6,7 @@
 //!
 //! - Both sockets on `db` listen before the first ADD. A start is over when an allowed packet in each family
 //!   has arrived.
-//! - Where a plugin sets hardware addresses, `web` knows the one on `db`: its packets arrive before any
-//!   announcement.
+//! - Where a plugin sets hardware addresses, `web` knows the one on `db`: so packets arrive before any announcement.
 //! - `WEFT_POLICY_STARTS` sets how often the pod starts (default: 50; 5 in the guest, whose processor is
 //!   emulated).
 

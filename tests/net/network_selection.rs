@@ -106,8 +106,8 @@ fn assert_journal_only(host: &Host, before: &testkit::Snapshot) {
     assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
-/// Returns a network whose first plugin declares all capabilities and returns the requested addresses; its
-/// second plugin declares none.
+/// Returns a network whose first plugin declares all capabilities and returns the requested addresses; the second
+/// plugin declares none.
 fn capable_network() -> Value {
     let mut network = recording(
         "a",

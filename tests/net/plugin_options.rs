@@ -40,8 +40,7 @@ impl Kind {
     }
 }
 
-/// An option: its path, its type, and invalid values of that type, each as JSON with the part of the message
-/// that names it.
+/// An option: path, type, and invalid values of that type, each as JSON with the part of the message that names it.
 type PluginOption = (&'static str, Kind, &'static [(&'static str, &'static str)]);
 
 /// The option `mtu` with invalid values.

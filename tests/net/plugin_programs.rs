@@ -58,7 +58,7 @@ fn run_tasks(host: &Host, config: &Value, task: &Value) -> Finished {
     host.command(program).args(["run-tasks"]).stdin([&length[..], &text].concat()).finish()
 }
 
-/// Returns the task that changes the sandbox of the pod `web` to what its manifest selects now.
+/// Returns the task that changes the sandbox of the pod `web` to what the manifest selects now.
 fn change(host: &Host, config: &Value, pod: &Pod) -> Value {
     let request = json!({ "version": 1, "request": { "plan": {
         "pod": { "namespace": NAMESPACE, "name": "web", "uid": "" },

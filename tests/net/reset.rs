@@ -11,7 +11,7 @@ fn run(host: &Host, line: &str) -> Finished {
     weft.args(line.split_whitespace()).finish()
 }
 
-/// Names of the leftovers by their kinds.
+/// Names of the leftovers by kind.
 fn leftovers(finished: &Finished) -> Vec<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let document = finished.json();

@@ -30,7 +30,7 @@ struct World<'a> {
     previous: Value,
 }
 
-/// Creates a pod that has eth0 with its routes, then net1.
+/// Creates a pod that has eth0 with routes, then net1.
 fn world(host: &Host) -> World<'_> {
     rig::install(host);
     let pod = host.pod("a");

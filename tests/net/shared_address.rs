@@ -1,5 +1,5 @@
-//! Tests for two tenants with the same address on networks of their own: when one is deleted, the other keeps
-//! its masquerading, firewall and port entries.
+//! Tests for two tenants with the same address on different networks: when one is deleted, the other keeps its
+//! masquerading, firewall and port entries.
 //!
 //! ```text
 //!   outside 192.0.2.2 ── up0 ── host ── br1 (or ptp) ── a  10.1.0.5/24
@@ -19,7 +19,7 @@ const BACKENDS: [&str; 2] = ["nftables", "iptables"];
 /// Orders of DEL after both ADDs, by position in the order of the ADDs.
 const ORDERS: [[usize; 2]; 2] = [[0, 1], [1, 0]];
 
-/// Attachment and the configuration of its calls.
+/// Attachment and the configuration for calls.
 struct Tenant<'a> {
     attachment: Attachment<'a>,
     config: Value,
@@ -67,7 +67,7 @@ fn masquerading(host: &Host) -> Vec<String> {
     all.iter().flatten().map(of).collect()
 }
 
-/// Number of rules of iptables, in both families, that contain a text.
+/// Number of iptables rules, in both families, that contain a text.
 fn saved(host: &Host, table: &str, text: &str) -> usize {
     let of = |save: &str| host.run([save, "-t", table]).lines().filter(|line| line.contains(text)).count();
     of("iptables-save") + of("ip6tables-save")

@@ -1,4 +1,4 @@
-//! Tests for `weft trace`: each fault on the path between two pods is found at its step.
+//! Tests for `weft trace`: each defect on the path between two pods is found at the right step.
 //!
 //! ```text
 //!   pod web net1 ── port ── bridge br2 of the host ── port ── net1 pod db
@@ -117,7 +117,7 @@ impl<'a> Path<'a> {
         );
     }
 
-    /// Name of the host's end of the interface `net1` of a pod.
+    /// Name of the host end of a pod's interface `net1`.
     fn port(&self, pod: &Pod) -> String {
         let index =
             pod.json(["ip", "-j", "link", "show", "net1"])[0]["link_index"].as_u64().expect("an index");

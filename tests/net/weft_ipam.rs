@@ -15,7 +15,7 @@ use rig::{VERSIONS, assert_refused, in_version};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, binary, require};
 
-/// Directory of the address store of the pool in [`small`].
+/// Directory of the address store for the pool in [`small`].
 const PLACE: &str = "/var/lib/weft/ipam/10.1.2.0-29";
 
 /// Name of an address store's file.
@@ -371,8 +371,8 @@ fn weft_ipam_failed_add_of_two_addresses_keeps_neither() {
     assert_eq!(held(&host, "/var/lib/weft/ipam/10.5.0.0-24"), 2);
 }
 
-/// Returns the number of held addresses in an address store: slots begin at byte 12,288, and their eighth
-/// byte is the state.
+/// Returns the number of held addresses in an address store: slots begin at byte 12,288, and the eighth byte is the
+/// state.
 fn held(host: &Host, place: &str) -> usize {
     let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}/{STORE_FILE}")]);
     hex.lines().filter(|line| line.split_whitespace().nth(7) == Some("01")).count()

@@ -134,7 +134,7 @@ fn overlapping_ranges_of_a_host_give_no_address_twice() {
     });
 }
 
-/// The first calls of two networks create their stores at the same time.
+/// The first calls of two networks create stores at the same time.
 #[test]
 fn overlapping_ranges_whose_stores_are_created_at_once() {
     require!(Feature::Root);

@@ -1,9 +1,9 @@
 //! Controller between a real API server and a real Neutron: pods whose ports cannot be created, Neutron
 //! failures, nested ports that are changed concurrently.
 //!
-//! Neutron runs with its own mechanism drivers for tests: a node's name decides how its ports are bound.
+//! Neutron runs with Neutron's mechanism drivers for tests: a node's name decides how ports there are bound.
 //!
-//! Source: Kuryr-Kubernetes and its bugs (`docs/neutron.md`).
+//! Source: Kuryr-Kubernetes, and bugs in it (`docs/neutron.md`).
 
 use std::collections::BTreeSet;
 

@@ -20,7 +20,7 @@ fn default_network(node: &str) -> Value {
     configuration(node, &json!({ "cniVersion": "1.0.0", "name": "pods", "type": "neutron" }))
 }
 
-/// Returns the KuryrPort of a pod if all its VIFs are ACTIVE.
+/// Returns the KuryrPort of a pod if all VIFs in it are ACTIVE.
 fn active(cluster: &OpenStack, name: &str) -> Option<Value> {
     let found = cluster.kube.attempt(["get", "kuryrport", "-n", NAMESPACE, name, "-o", "json"], "");
     let port = (found.code == Some(0)).then(|| found.json())?;
@@ -29,7 +29,7 @@ fn active(cluster: &OpenStack, name: &str) -> Option<Value> {
     (!vifs.is_empty() && vifs.values().all(is_active)).then_some(port)
 }
 
-/// Deletes the pods, and fails if any of their objects remain.
+/// Deletes the pods, and fails if any object for them remains.
 fn delete_and_check(cluster: &OpenStack, before: &Snapshot, attached: &[(&str, &str, &str, String, Pod)]) {
     for (node, name, _, uid, sandbox) in attached {
         cluster.attachment(node, sandbox, name, uid).del(&default_network(node)).success();

@@ -57,7 +57,7 @@ fn guest(cluster: &OpenStack, subnet: &Subnet) -> (Value, Pod) {
     (port, inside)
 }
 
-/// Creates a pod of the guest and sets its node's address.
+/// Creates a pod on the guest and sets the node's address.
 fn pod(cluster: &OpenStack, name: &str, networks: &str, host: &str) -> String {
     let uid = cluster.pod(GUEST, name, networks);
     cluster.set_host_address(name, host);
@@ -94,7 +94,7 @@ fn address(pod: &Pod) -> String {
     addresses_on(pod, "net1")[0].split('/').next().unwrap().to_owned()
 }
 
-/// Number of allowed address pairs of the node's port.
+/// Number of allowed address pairs on the node's port.
 fn address_pairs(neutron: &Neutron, node_port: &Value) -> usize {
     neutron.port(text(&node_port["id"]))["allowed_address_pairs"].as_array().unwrap().len()
 }

@@ -1,6 +1,6 @@
 //! Networks that a pod's annotations and definitions select, how they change, and objects that Kuryr left.
 //!
-//! Neutron runs with its own mechanism drivers for tests, with a real API server and the shipped RBAC.
+//! Neutron runs with Neutron's mechanism drivers for tests, with a real API server and the shipped RBAC.
 //!
 //! Source: multi-network specification (NPWG), 4.1.2; Multus `v1.multus-cni.io/default-network`; Kuryr-Kubernetes
 //! `handlers/kuryrport.py`.

@@ -1,6 +1,6 @@
 //! Pods with real Neutron ports: annotation, traffic, and deletion.
 //!
-//! Source: Kuryr-Kubernetes `multi_vif.py`, `handlers/vif.py` and its tests.
+//! Source: Kuryr-Kubernetes `multi_vif.py`, `handlers/vif.py` and the tests for it.
 
 use rig::cluster::bridge;
 use rig::neutron::Mode;
@@ -9,7 +9,7 @@ use rig::{OpenStack, addresses_on};
 use serde_json::{Value, json};
 use testkit::{Pod, host};
 
-/// Starts a cluster with its controller, and an agent on each node; the test is skipped if the lane was not prepared.
+/// Starts a cluster with a controller, and an agent on each node; the test is skipped if the lane was not prepared.
 macro_rules! cluster {
     ($nodes:expr, $rules:expr) => {{
         let Some(cluster) = OpenStack::new(host!(), Mode::Open, $nodes) else { return };
@@ -26,7 +26,7 @@ fn address(pod: &Pod, link: &str) -> String {
     addresses_on(pod, link)[0].split('/').next().unwrap().to_owned()
 }
 
-/// Waits until the annotation reports ACTIVE, and compares it with the ports and their tags in Neutron.
+/// Waits until the annotation reports ACTIVE, and compares it with the ports and tags in Neutron.
 fn assert_owned_and_active(cluster: &OpenStack, name: &str, uid: &str) {
     eventually("all are ACTIVE", || {
         let text = cluster.annotation(name, VIF)?;

@@ -1,5 +1,5 @@
-//! Security groups: a pod's port admits the traffic that its groups permit, within a node and across nodes,
-//! also after the groups change.
+//! Security groups: a pod's port admits the traffic that the groups permit, within a node and across nodes, also after
+//! the groups change.
 //!
 //! ```text
 //!   web (node-1) ─ tap ─ br-int ══ Geneve ══ br-int ─ tap ─ db (node-2)     both in the group `closed`

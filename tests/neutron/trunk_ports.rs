@@ -4,8 +4,8 @@
 //!   pod ── VLAN 101 ── eth2 of the guest (qemu, Debian's kernel) ── tap ─ br-int (node-1) ─ tap ── near
 //! ```
 //!
-//! The guest has a kernel with VLANs, which a small host kernel may lack. It cannot reach the API, so its
-//! plugin gets a configuration that contains the annotation's content, as the agent would write it.
+//! The guest has a kernel with VLANs, which a small host kernel may lack. It cannot reach the API, so the plugin there
+//! gets a configuration that contains the annotation's content, as the agent would write it.
 //!
 //! Source: Kuryr-Kubernetes `nested_vlan_vif.py`; Networking API v2.0, "Trunk networking"; ovn-nb(5) `parent_name`, `tag`.
 
@@ -22,7 +22,7 @@ use testkit::{Feature, host, workspace};
 /// Name of the guest as a Kubernetes node.
 const GUEST: &str = "vm-1";
 
-/// Script in the guest: `$1` is the hardware address of its port, `$2` its address, `$3` an address to ping.
+/// Script in the guest: `$1` is the port's hardware address, `$2` the IP address, `$3` an address to ping.
 const SCRIPT: &str = r#"set -e
 for link in /sys/class/net/*; do [ "$(cat $link/address)" != "$1" ] || link_name=${link##*/}; done
 ip link set $link_name up
@@ -63,7 +63,7 @@ fn trunk(cluster: &OpenStack, subnet: &Subnet) -> (Value, String, String) {
     (port.clone(), word(&trunk["trunk"]["id"]).to_owned(), device)
 }
 
-/// Runs the script in the guest; returns its output.
+/// Runs the script in the guest; returns the output.
 fn boot(cluster: &OpenStack, card: &str, config: &Value, words: [&str; 3]) -> String {
     let machine = &cluster.machine;
     let files = "/run/guest/weft";

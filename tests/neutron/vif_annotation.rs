@@ -1,6 +1,6 @@
 //! VIFs written for a pod: failed writes, annotations that the pod's author wrote, and static pods.
 //!
-//! Neutron runs with its own mechanism drivers for tests, with a real API server and the shipped RBAC.
+//! Neutron runs with Neutron's mechanism drivers for tests, with a real API server and the shipped RBAC.
 //!
 //! Source: Kubernetes "Create static Pods".
 
@@ -19,7 +19,7 @@ fn permit(cluster: &OpenStack, verb: &str) {
     cluster.kube.kubectl(["patch", "clusterrole", "weft-neutron", "--type=json", "-p", &rule]);
 }
 
-/// Creates a pod with these annotations; returns its uid.
+/// Creates a pod with these annotations; returns the uid.
 fn pod_with(cluster: &OpenStack, name: &str, annotations: &Value) -> String {
     let pod = json!({ "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations },

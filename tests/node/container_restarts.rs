@@ -1,5 +1,5 @@
-//! Containers that start before or again in a pod: sidecar containers, and restarts of one or all containers in place. The
-//! sandbox stays, so its networks do.
+//! Containers that start before or again in a pod: sidecar containers, and restarts of one or all containers in place.
+//! The sandbox stays, and so do the networks.
 //!
 //! Source: Kubernetes, "Sidecar Containers" (1.29 and later), "Pod Lifecycle", sections "Individual container restart policy
 //! and rules" (1.35 and later) and "Restart All Containers" (1.36 and later).
@@ -53,7 +53,7 @@ fn with_pod(host: testkit::Host, spec: &Value) -> Option<Node> {
     Some(node)
 }
 
-/// Addresses, checksum of the journal entry and network-status of the pod. A restart changes none of them.
+/// The pod's addresses, the journal entry's checksum and the network-status. A restart changes none of them.
 #[track_caller]
 fn attached(node: &Node) -> (Vec<(String, String)>, String, Value) {
     let status = node.until("the pod has a network-status", || {

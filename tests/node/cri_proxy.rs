@@ -1,5 +1,4 @@
-//! Complete node whose kubelet uses its runtime through `weft cri-proxy`; pods request networks from the
-//! runtime.
+//! Complete node whose kubelet uses the runtime through `weft cri-proxy`; pods request networks from the runtime.
 //!
 //! ```text
 //!   kubectl ── API server ── kubelet ── weft cri-proxy ── containerd ── weft ── red, blue, _fallback

@@ -28,7 +28,7 @@ macro_rules! node {
     }};
 }
 
-/// Installs a default network of another project: the reference plugins, and their configuration.
+/// Installs another project's default network: the reference plugins, and a configuration for them.
 pub(super) fn bring_default_network(node: &Node) {
     node.run(["mkdir", "-p", "/opt/cni/bin"]);
     for plugin in ["bridge", "host-local", "loopback"] {
@@ -56,7 +56,7 @@ fn status(node: &Node, namespace: &str, pod: &str) -> Vec<Value> {
     })
 }
 
-/// Interface and first address of each entry of a network-status.
+/// Interface and first address in each network-status entry.
 fn shown(status: &[Value]) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     status.iter().map(|entry| (text(&entry["interface"]), text(&entry["ips"][0]))).collect()

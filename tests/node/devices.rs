@@ -1,5 +1,5 @@
-//! Devices from a real kubelet: a device plugin registers devices, a pod requests one, and its network gets
-//! that one.
+//! Devices from a real kubelet: a device plugin registers devices, a pod requests one, and the pod's network gets that
+//! one.
 //!
 //! ```text
 //!   device plugin ◄── Allocate ── kubelet ── PodResources ──► agent ── plan ──► weft-cni ──► plugin (deviceID)
@@ -22,13 +22,13 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const RESOURCE: &str = "example.com/nic";
 const DEVICES: [&str; 2] = ["0000:00:1e.1", "0000:00:1e.2"];
 
-/// DRA driver, and its devices by the ids that plugins use; the last one belongs to all nodes.
+/// DRA driver, and the devices by the ids that plugins use; the last one belongs to all nodes.
 const DRIVER: &str = "nic.example.com";
 const NICS: [&str; 4] = ["0000:00:1f.1", "0000:00:1f.2", "0000:00:1f.3", "fabric-7"];
 /// First minor version of Kubernetes in which DRA is stable.
 const DYNAMIC_MINOR: u32 = 34;
 
-/// Installs weft in one of its deployment variants, and a network whose plugin records its calls.
+/// Installs weft in one of its deployment variants, and a network whose plugin records calls.
 fn prepare(node: &Node, variant: &str) {
     node.run(["mkdir", "-p", "/opt/cni/bin"]);
     for plugin in ["bridge", "host-local", "loopback"] {
@@ -65,7 +65,7 @@ fn start_device_plugin(node: &Node, client: &Path) {
     });
 }
 
-/// Device of a ResourceSlice as its driver publishes it.
+/// Device in a ResourceSlice as the driver publishes it.
 fn published(name: &str, kind: &str, id: Option<&str>) -> Value {
     let mut attributes = json!({ "kind": { "string": kind } });
     if let Some(id) = id {
@@ -93,7 +93,7 @@ fn slices() -> Value {
     json!({ "apiVersion": "v1", "kind": "List", "items": [of_node, of_all] })
 }
 
-/// Starts a driver with its devices, and creates templates of claims for them.
+/// Starts a driver with devices, and creates claim templates for them.
 fn start_driver(node: &Node, client: &Path) {
     let class = |kind: &str| {
         let expression =
@@ -141,7 +141,7 @@ fn selecting(name: &str, networks: &str) -> Value {
     })
 }
 
-/// Creates a pod that requests a number of devices of a resource.
+/// Creates a pod that requests a number of devices from a resource.
 fn pod_of(node: &Node, name: &str, networks: &str, (resource, devices): (&str, usize)) {
     let mut pod = selecting(name, networks);
     if devices > 0 {

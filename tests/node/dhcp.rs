@@ -58,7 +58,7 @@ fn create_pod(node: &Node) {
     node.until_pods_ready(["-n", "default", "web"]);
 }
 
-/// Waits until the daemon of the DaemonSet listens; returns the name of its pod.
+/// Waits until the DaemonSet's daemon listens; returns the pod name.
 #[track_caller]
 fn until_daemon_listens(node: &Node, earlier: &str) -> String {
     node.until("the lease daemon listens", || {

@@ -77,7 +77,7 @@ impl Page {
         blocks
     }
 
-    /// Runs the commands of a section; returns their output.
+    /// Runs the commands in a section; returns the output.
     #[track_caller]
     fn run(&self, node: &Node, section: &str) -> Finished {
         let commands = commands(&self.blocks(section, "console").concat());
@@ -155,7 +155,7 @@ fn until_event(node: &Node, pod: &str, words: &[&str]) {
     });
 }
 
-/// Symptom: name of the pod, its networks, cell of the page, words of the Event.
+/// Symptom: pod name, networks, cell on the page, words in the Event.
 type Symptom = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
 /// Symptoms of pods that stay in `ContainerCreating`.

@@ -14,7 +14,7 @@ use testkit::{Feature, host};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// Configuration of the default network of another project.
+/// Another project's configuration for the default network.
 const DEFAULT: &str = "/etc/cni/net.d/10-default.conflist";
 /// Service that removes weft.
 const REMOVAL: &str = "removal";

@@ -1,4 +1,4 @@
-//! Migrates a node from Multus, with its pods, by the commands in `docs/migrate-from-multus.md`.
+//! Migrates a node with pods from Multus, by the commands in `docs/migrate-from-multus.md`.
 //!
 //! ```text
 //!   00-multus.conf, /opt/cni/bin/multus ── pods ──► the page ──► 00-weft.conflist, agent ── the same pods, and new ones
@@ -61,7 +61,7 @@ fn default_network() -> Value {
     json!({ "cniVersion": "0.3.1", "name": "default", "plugins": [plugin] })
 }
 
-/// Prepares a node with definitions, a default network, plugins, and the objects of Multus without its programs.
+/// Prepares a node with definitions, a default network, plugins, and Multus's objects without the programs.
 fn prepare(node: &Node, plugins: &str) {
     node.run(["mkdir", "-p", "/opt/cni/bin", "/opt/weft", "/etc/cni/net.d/multus.d"]);
     for program in ["weft", "weft-cni"] {
@@ -147,7 +147,7 @@ fn delete(node: &Node, name: &str) {
     node.kube().kubectl(["delete", "pod", "-n", "default", name, "--wait=false", "--grace-period=1"]);
 }
 
-/// Container id, journal entry, and results of each network of a pod.
+/// Container id, journal entry, and the results of each network in a pod.
 fn entry(node: &Node, pod: &str) -> (String, Value, Vec<Value>) {
     let names = node.run(["ls", "/var/lib/weft/sandboxes"]);
     let read = |name: &str| -> Option<(String, Value, Vec<Value>)> {
@@ -190,7 +190,7 @@ fn cache_as_multus(node: &Node, pod: &str) {
     node.run(["rm", &format!("/var/lib/weft/sandboxes/{container}.json")]);
 }
 
-/// Code blocks in `language` of a section of the document.
+/// Code blocks in `language` in a section of the document.
 fn blocks(page: &str, section: &str, language: &str) -> Vec<String> {
     let from = page.find(&format!("\n## {section}")).unwrap_or_else(|| panic!("section {section}"));
     let end = page[from + 1..].find("\n## ").map_or(page.len(), |end| from + 1 + end);
@@ -199,7 +199,7 @@ fn blocks(page: &str, section: &str, language: &str) -> Vec<String> {
     after.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
 }
 
-/// Runs the commands of a section, except those that contain one of these strings; returns their output.
+/// Runs the commands in a section, except those that contain one of these strings; returns the output.
 #[track_caller]
 fn run_section(node: &Node, page: &str, section: &str, excluded: &[&str]) -> String {
     let kube = node.kube().newer_kubectl();
@@ -222,7 +222,7 @@ fn run_section(node: &Node, page: &str, section: &str, excluded: &[&str]) -> Str
     output
 }
 
-/// Fails unless pods look as with Multus, when weft runs under its name with its configuration and RBAC.
+/// Fails unless pods look as with Multus, when weft runs under Multus's name with Multus's configuration and RBAC.
 #[track_caller]
 fn assert_pods_look_as_with_multus(node: &Node) {
     let status = status(node, "before");

@@ -1,4 +1,4 @@
-//! Complete node with `weft` as its network, as an administrator sees it with `kubectl`.
+//! Complete node with `weft` as the network, as an administrator sees it with `kubectl`.
 //!
 //! ```text
 //!   kubectl ── API server ── kubelet ── containerd ── weft ── default, net-a, net-b, net-c
@@ -115,7 +115,7 @@ fn until_all_are_ready(node: &Node, pods: usize) {
     });
 }
 
-/// Names of files in a directory of the node that begin or end with `part`.
+/// Names of files in a directory on the node that begin or end with `part`.
 fn names_in(directory: &str, part: &str, node: &Node) -> Vec<String> {
     let names = node.attempt(["ls", directory]).stdout;
     let wanted = names.lines().filter(|name| name.starts_with(part) || name.ends_with(part));

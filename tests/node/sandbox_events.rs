@@ -33,7 +33,7 @@ macro_rules! node {
     }};
 }
 
-/// Creates a pod in the API; returns its configuration as a kubelet sends it.
+/// Creates a pod in the API; returns the sandbox configuration as a kubelet sends it.
 #[track_caller]
 fn known(agent: &Agent, node: &Containerd, name: &str, networks: &str) -> rig::cri::PodSandboxConfig {
     let uid = agent.pod(name, &json!({ NETWORKS: networks }));

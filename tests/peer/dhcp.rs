@@ -1,5 +1,5 @@
-//! Tests that compare `dhcp` with the Go plugin and its daemon: the server sees the same lease, the runtime
-//! the same result. Each plugin rejects the other's daemon.
+//! Tests that compare `dhcp` with the Go plugin and daemon: the server sees the same lease, the runtime the same
+//! result. Each plugin rejects the other's daemon.
 
 use std::time::{Duration, Instant};
 

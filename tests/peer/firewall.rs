@@ -51,8 +51,7 @@ fn clean(host: &Host) {
     }
 }
 
-/// Returns the rules by chain, in their order within the chain. Chains are listed in the order of their
-/// creation.
+/// Returns the rules by chain, in order within the chain. Chains are listed in the order in which they were created.
 fn by_chain(rules: &[String]) -> Vec<String> {
     let mut family = "";
     let mut keyed: Vec<(String, String)> = Vec::new();

@@ -22,7 +22,7 @@ const BUS: &str = r#"<busconfig><type>system</type><listen>unix:path=/run/dbus/s
 /// Longest time that firewalld may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts a bus and firewalld on it, with all their files on this host.
+/// Starts a bus and firewalld on it, with all files on this host.
 fn start(host: &Host) {
     host.write("/run/bus.conf", BUS);
     let script = "mkdir -p /run/dbus /run/firewalld\nfor d in /etc/firewalld /var/log; do mount -t tmpfs none $d; done\n\

@@ -1,5 +1,5 @@
-//! Tests that compare `host-device` with the Go plugin: each returns a device that the other moved, so a node
-//! keeps its pods when it changes to weft or back.
+//! Tests that compare `host-device` with the Go plugin: each returns a device that the other moved, so pods stay when a
+//! node changes to weft or back.
 //!
 //! Source: containernetworking-plugins of Debian, or of `PEERS`: `host-device`.
 

@@ -5,8 +5,8 @@
 //!   host ── br0, up0 ── outside, dev0        a: pod
 //! ```
 //!
-//! Rules: the host is compared with its state after ADD and DEL by the same plugin. A row names an intended
-//! difference. `PEERS` names newer plugins than Debian's; rows that need them are skipped without it.
+//! Rules: the host is compared with the state after ADD and DEL by the same plugin. A row names an intended difference.
+//! `PEERS` names newer plugins than Debian's; rows that need them are skipped without it.
 //!
 //! Source: containernetworking/plugins v1.9.1, `cmdDel` of each.
 
@@ -89,10 +89,10 @@ const ROWS: &[Row] = &[
     row("firewall", r#"{"backend":"iptables"}"#).forward("rules of weft have an owner tag, and the Go plugin looks for rules without one"),
 ];
 
-/// Directories of caches and records of weft, which may remain.
+/// Directories with weft's caches and records, which may remain.
 const MAY_REMAIN: [&str; 2] = ["/run/weft/host-local", "/run/cni/host-device"];
 
-/// Change that is no difference: DEL of weft restores the alias of a device.
+/// Change that is no difference: weft's DEL restores a device's alias.
 const ALIAS_GONE: &str = "~ link dev0 ifalias: \"dev0\" → null";
 
 /// Plugins that are chained after another one.
@@ -115,8 +115,7 @@ fn world(row: &Row, go: &str) -> (Host, Pod, Pod) {
     (host, outside, pod)
 }
 
-/// Calls ADD of one plugin, CHECK of weft and DEL of another, with the previous plugin that a chained one
-/// needs.
+/// Calls ADD in one plugin, CHECK in weft and DEL in another, with the previous plugin that a chained one needs.
 fn pass(host: &Host, pod: &Pod, row: &Row, adds: &str, deletes: &str) -> Finished {
     let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
     let base = json!({ "cniVersion": "1.0.0", "name": "net" });

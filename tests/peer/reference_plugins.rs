@@ -6,10 +6,9 @@
 //!   host ── br0, up0 ── outside, dev0        a: pod          once with weft-cni, once with /usr/lib/cni (Debian's 1.1.1)
 //! ```
 //!
-//! Rules: an intended difference is in its row with a reason, and in DEVIATIONS.md. A row with an intended
-//! difference that does not occur fails, too. Generated names and hardware addresses are equal if they occur
-//! in the same places. `PEERS` names newer binaries than Debian's; rows that need newer ones are skipped
-//! without it.
+//! Rules: an intended difference is in the row with a reason, and in DEVIATIONS.md. A row with an intended difference
+//! that does not occur fails, too. Generated names and hardware addresses are equal if they occur in the same places.
+//! `PEERS` names newer binaries than Debian's; rows that need newer ones are skipped without it.
 
 mod attached_by_weft;
 mod kernel_state;
@@ -43,7 +42,7 @@ fn config(base: &Base, keys: &str, version: &str) -> Value {
     in_version(&with(&with(&common, &parse(base.keys)), &parse(keys)), version)
 }
 
-/// Adds the device that `host-device` moves, with its peer on the host.
+/// Adds the device that `host-device` moves, with the peer on the host.
 fn add_device(host: &Host) {
     let words = "ip link add dev0 address 02:00:00:00:0d:01 type veth peer name peer0";
     host.run(words.split(' '));

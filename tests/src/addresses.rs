@@ -14,7 +14,7 @@ use crate::kube::{Kube, files};
 use crate::machine::Machine;
 use crate::parts::text;
 
-/// Starts a cluster with this many nodes; with `own`, the test gets its own API server, which it may stop. The test
+/// Starts a cluster with this many nodes; with `own`, the test gets a separate API server, which it may stop. The test
 /// ends as skipped if the lane was not prepared.
 #[macro_export]
 macro_rules! nodes {
@@ -43,7 +43,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Creates this many nodes in a cluster and waits until their agents are ready.
+    /// Creates this many nodes in a cluster and waits until the agents are ready.
     #[must_use]
     #[track_caller]
     pub fn new(kube: Kube, count: usize) -> Nodes {
@@ -175,7 +175,7 @@ impl Nodes {
         }
     }
 
-    /// Deletes a pool as an operator might: without its finalizer, although it is in use.
+    /// Deletes a pool as an operator might: without the finalizer, although it is in use.
     #[track_caller]
     pub fn delete_pool(&self, pool: &str) {
         let patch = r#"{"metadata":{"finalizers":null}}"#;
@@ -245,7 +245,7 @@ pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
 }
 
 /// Fails unless `weft ipam check` finds nothing, except addresses that these owners (pod uid, container and interface)
-/// have leaked. Most tests create no pod objects, so their single addresses count as leaked.
+/// have leaked. Most tests create no pod objects, so the single addresses count as leaked.
 #[track_caller]
 pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     let found = weft(nodes, &["ipam", "-o", "json", "check"]);

@@ -99,7 +99,7 @@ impl Agent {
         Some(agent)
     }
 
-    /// Creates bridge networks with these names, each with its own subnet.
+    /// Creates bridge networks with these names, each with a separate subnet.
     #[track_caller]
     pub fn define<const COUNT: usize>(&self, names: [&str; COUNT]) {
         for (name, subnet) in names.into_iter().zip(11..) {
@@ -163,7 +163,7 @@ impl Agent {
         self.machine.attempt(["curl", "-s", &format!("{PAGES}{path}")]).stdout
     }
 
-    /// Returns a metric; `line` is its name with labels, including the space that follows.
+    /// Returns a metric; `line` is the name with labels, including the space that follows.
     #[must_use]
     #[track_caller]
     pub fn metric(&self, line: &str) -> Option<f64> {
@@ -193,7 +193,7 @@ impl Agent {
         self.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
-    /// Creates many pods on this node with the same annotations; returns their uids.
+    /// Creates many pods on this node with the same annotations; returns the uids.
     #[track_caller]
     pub fn pods(&self, names: &[String], annotations: &Value) -> Vec<String> {
         let pod = |name: &String| manifest(name, &self.node, annotations);
@@ -261,8 +261,8 @@ impl Agent {
     }
 }
 
-/// Whether agents run under the admission policies of weft, with tokens that name their nodes: on request, because the pods
-/// of the tokens are pods of the nodes.
+/// Whether agents run under weft's admission policies, with tokens that name the node: only on request, because the
+/// pods in the tokens are then pods on the nodes.
 fn has_admission(kube: &Kube) -> bool {
     std::env::var_os(ADMISSION).is_some() && kube.minor() >= NODE_IN_TOKEN_MINOR
 }

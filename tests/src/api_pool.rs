@@ -7,9 +7,9 @@
 //! ```
 //!
 //! - A test gets a server that looks new: the pool (`tests/src/bin/api_pool.rs`) restores it after each use.
-//! - A test has the server for as long as its connection to the pool is open, no matter how the test ends.
+//! - A test has the server for as long as the connection to the pool is open, no matter how the test ends.
 //! - If a test has more machines, each reaches the port in the same way.
-//! - The test's machine only sees the server's port, not its processes, log or etcd.
+//! - The test's machine only sees the server's port, not the processes, log or etcd.
 
 use std::io::{self, BufRead, BufReader};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -8,7 +8,7 @@ use crate::machine::until;
 
 /// Manifest directory.
 pub const MANIFESTS: &str = "/etc/cni/manifests";
-/// File in which recording plugins write their calls.
+/// File in which recording plugins write calls.
 pub const RECORD: &str = "/run/cni/calls";
 /// Namespace for the pods.
 pub const NAMESPACE: &str = "blue";
@@ -79,7 +79,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Returns the calls that recording plugins have recorded since this function was last called. No plugin may run
-    /// meanwhile, because its record would be lost.
+    /// meanwhile, because the record would be lost.
     #[must_use]
     #[track_caller]
     pub fn calls(&self) -> Vec<Call> {

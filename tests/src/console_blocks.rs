@@ -1,7 +1,7 @@
 //! Console blocks in the documents: the commands that readers type, and how tests run each block.
 //!
-//! [`blocks`] reads them, and [`ROWS`] says for each how a test runs it, or why none does. A block is identified by its
-//! file and by how one of its commands begins.
+//! [`blocks`] reads them, and [`ROWS`] says for each how a test runs it, or why none does. A block is identified by the
+//! file and by how one of the commands begins.
 //!
 //! - Every block must have exactly one row, and every row a block; a test compares them.
 //! - A block that is not run must have a reason; another test still parses the `weft` commands in it.
@@ -17,7 +17,7 @@ pub struct Block {
     pub file: String,
     /// Line with the opening fence.
     pub line: usize,
-    /// Commands without their prompt.
+    /// Commands without the prompt.
     pub commands: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ pub enum Way {
 pub struct Row {
     /// File that contains the block.
     pub file: &'static str,
-    /// Beginning of one of the block's commands.
+    /// How one of the block's commands begins.
     pub command: &'static str,
     /// Test method for the block.
     pub way: Way,
@@ -79,14 +79,14 @@ END
 const MANIFESTS: &str = "cp examples/definitions.yaml network.yaml
     helm() { cat examples/pods.yaml examples/definitions.yaml; }";
 
-/// Multus's node configuration, and what its pods left.
+/// Multus's node configuration, and what pods left.
 const MULTUS: &str = "mkdir -p /etc/cni/net.d /var/lib/cni/multus
     cat >/etc/cni/net.d/00-multus.conf <<END
     {\"cniVersion\":\"0.3.1\",\"name\":\"multus-cni-network\",\"type\":\"multus\",\"delegates\":[
       {\"cniVersion\":\"0.3.1\",\"name\":\"home\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"home0\"}]}]}
 END";
 
-/// The example pod and its networks in a cluster.
+/// The example pod and the networks in a cluster.
 const POD: &str = "kubectl apply -k deploy/crds
     sleep 2
     kubectl apply -f examples/definitions.yaml -f examples/pods.yaml";
@@ -620,10 +620,10 @@ pub fn row_of(block: &Block) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.file == block.file && begins(row))
 }
 
-/// Returns the shell script that runs a block after its preparation, and stops at the first command that fails.
+/// Returns the shell script that runs a block after the preparation, and stops at the first command that fails.
 ///
 /// The project's programs and directories are found as in a checkout that was built. `sudo` just runs the program,
-/// because a test is root on its host.
+/// because a test is root on the pretend host.
 #[must_use]
 pub fn script(block: &Block, preparation: &str) -> String {
     let root = workspace();

@@ -167,8 +167,8 @@ impl Containerd {
         self.launch();
     }
 
-    /// Makes containerd forget a sandbox, as if its state were older: the container ends, the runtime calls no DEL, and
-    /// the namespace stays.
+    /// Makes containerd forget a sandbox, as if the stored state were older: the container ends, the runtime calls no
+    /// DEL, and the namespace stays.
     #[track_caller]
     pub fn forget_sandbox(&self, id: &str) {
         let ctr = format!("{}/ctr", self.release.programs());
@@ -184,7 +184,7 @@ impl Containerd {
         assert!(self.cri().pod_sandbox_status(id).is_err(), "{id} is lost");
     }
 
-    /// Returns the `PATH` with which the runtime finds its programs.
+    /// Returns the `PATH` with which the runtime finds programs.
     #[must_use]
     pub fn path(&self) -> String {
         format!("PATH={}:{}:/usr/sbin:/usr/bin:/sbin:/bin", self.release.programs(), self.runc)

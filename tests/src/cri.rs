@@ -262,7 +262,7 @@ pub struct Event {
     pub container: String,
     /// 0 created, 1 started, 2 stopped, 3 deleted.
     pub kind: i32,
-    /// Status of its sandbox, without verbose information; `None` if the sandbox no longer exists.
+    /// Sandbox status, without verbose information; `None` if the sandbox no longer exists.
     pub sandbox: Option<Sandbox>,
 }
 
@@ -286,7 +286,7 @@ impl Sandbox {
         Sandbox { ready: state == 0, addresses, networks, annotations, info: Value::Null }
     }
 
-    /// Returns the name of its network namespace below `/run/netns`.
+    /// Returns the name of the sandbox's network namespace below `/run/netns`.
     ///
     /// # Panics
     /// The namespace is not mounted there.
@@ -319,7 +319,7 @@ impl Cri {
         self.call::<_, SandboxId>("RunPodSandbox", request).map(|answer| answer.id)
     }
 
-    /// Stops a sandbox and removes its network.
+    /// Stops a sandbox and removes the network.
     ///
     /// # Errors
     /// The runtime's message.
@@ -346,7 +346,7 @@ impl Cri {
         Ok(Sandbox { info, ..Sandbox::of(answer.status.unwrap_or_default()) })
     }
 
-    /// Subscribes to container events. A runtime confirms the subscription only with its first event. The channel ends
+    /// Subscribes to container events. A runtime confirms the subscription only with the first event. The channel ends
     /// when the runtime refuses or ends the stream.
     #[must_use]
     pub fn events(&self) -> Receiver<Event> {
@@ -409,7 +409,7 @@ impl Cri {
         Ok(answer.items.into_iter().map(|item| item.annotations).collect())
     }
 
-    /// Returns the runtime's conditions, and its verbose information by name.
+    /// Returns the runtime's conditions, and the verbose information by name.
     ///
     /// # Errors
     /// The runtime's message.

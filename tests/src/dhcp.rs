@@ -14,15 +14,15 @@ use testkit::{Attachment, Host, Pod, Running};
 
 use crate::machine::until;
 
-/// File in which the daemon stores its leases.
+/// File in which the daemon stores leases.
 pub const STATE: &str = "/run/cni/dhcp.leases";
 /// Daemon log.
 pub const DAEMON_LOG: &str = "/run/daemon.log";
 /// Daemon socket.
 const SOCKET: &str = "/run/cni/dhcp.sock";
 
-/// Creates the bridge with a port, so that its state is the same with and without pods. `keys` below `net.ipv6.conf`
-/// are set before any link is up.
+/// Creates the bridge with a port, so that the bridge's state is the same with and without pods. `keys` below
+/// `net.ipv6.conf` are set before any link is up.
 #[track_caller]
 pub fn create_bridge(host: &Host, keys: &[&str]) {
     host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);

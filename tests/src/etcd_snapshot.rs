@@ -1,7 +1,7 @@
 //! Takes a snapshot of an API server's etcd, and restores it after a test has used the server.
 //!
 //! Keys and values are opaque. Restoring is complete when etcd holds the same keys and values as in the snapshot, and
-//! the server lists the same objects from its cache, for the kinds that tests create most and those that grant rights
+//! the server lists the same objects from the cache, for the kinds that tests create most and those that grant rights
 //! ([`LISTED`]). The compactor's key is left alone: if it were deleted, kube-apiserver 1.20 would panic five minutes
 //! later.
 //!
@@ -22,7 +22,7 @@ const ETCD: &str = "http://127.0.0.1:2379/v3/kv";
 /// Time for which etcd must stay unchanged before a new server's snapshot is taken.
 const QUIET: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
-/// Paths that the server answers from its cache, which follows etcd: what tests create most, and what grants rights.
+/// Paths that the server answers from the cache, which follows etcd: what tests create most, and what grants rights.
 const LISTED: &[&str] = &[
     "/apis",
     "/api/v1/namespaces?resourceVersion=0",
@@ -49,7 +49,7 @@ pub struct EtcdSnapshot {
 // === impl EtcdSnapshot ===
 
 impl EtcdSnapshot {
-    /// Takes a new server's snapshot once the server has finished its own first writes.
+    /// Takes a new server's snapshot once the server has finished the first writes.
     ///
     /// # Panics
     /// The server does not answer.

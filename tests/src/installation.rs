@@ -8,7 +8,7 @@ use testkit::workspace;
 use crate::node::Node;
 use crate::parts::text;
 
-/// Image that `deploy/base` names, and its tag there.
+/// Image that `deploy/base` names, and the tag there.
 const IMAGE: &str = "ghcr.io/weft-net/weft";
 const TAG: &str = "0.1.0";
 

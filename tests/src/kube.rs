@@ -1,8 +1,8 @@
 //! Real Kubernetes API: etcd and kube-apiserver on a test machine; see `lanes/kube/prepare`.
 //!
-//! Data is in memory. Ports are on the machine's own loopback link, so they can be constant and never conflict. Access
-//! is controlled (Node, RBAC), so every client needs an identity. If a pool of servers runs (`api_pool.rs`), a test
-//! uses one of its servers instead of starting one.
+//! Data is in memory. Ports are on the pretend machine's loopback link, so they can be constant and never conflict.
+//! Access is controlled (Node, RBAC), so every client needs an identity. If a pool of servers runs (`api_pool.rs`), a
+//! test uses one of those servers instead of starting one.
 //!
 //! Source: kube-apiserver(8) of 1.20 and 1.36.
 
@@ -26,7 +26,7 @@ const SERVICES: &str = "10.96.0.0/16";
 /// Panic message when a test stops or starts a server from the pool.
 const POOLED: &str = "this API server belongs to the pool: a test that stops it needs its own, `Kube::own`";
 /// APIs that 1.20 serves if only weft and the server itself use it. Publishing the OpenAPI documents for all others
-/// takes more than a third of its start time.
+/// takes more than a third of the start time.
 const SERVED: &[&str] = &[
     "v1",
     "admissionregistration.k8s.io/v1",
@@ -86,7 +86,7 @@ pub fn namespace(name: &str) -> String {
 /// Whether pods need a service account, which a controller has to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accounts {
-    /// Pods get their namespace's default account.
+    /// Pods get the namespace's default account.
     Required,
     /// No controller creates accounts.
     Absent,
@@ -338,7 +338,7 @@ impl Kube {
         self.machine.start("kube-apiserver", words.iter().map(String::as_str).chain(further.iter().copied()));
     }
 
-    /// Returns the path of one of the lane's programs.
+    /// Returns the path of a program in the lane.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         text(&self.release.join("bin").join(name)).to_owned()
@@ -398,7 +398,7 @@ impl Kube {
         format!("{CONFIGURATIONS}/admin")
     }
 
-    /// Creates a service account unless it exists, and a kubeconfig with its token; returns the path.
+    /// Creates a service account unless it exists, and a kubeconfig with the account's token; returns the path.
     #[track_caller]
     pub fn service_account(&self, namespace: &str, name: &str) -> String {
         let token = self.requested_token(namespace, name).unwrap_or_else(|_| {
@@ -465,8 +465,8 @@ impl Kube {
         self.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
     }
 
-    /// Applies manifests, which the server must accept. kubectl's own validation is off, because downloading the
-    /// OpenAPI document would be most of its work.
+    /// Applies manifests, which the server must accept. kubectl's validation is off, because downloading the OpenAPI
+    /// document would take most of the time.
     #[track_caller]
     pub fn apply(&self, manifests: &str) -> String {
         let words = ["apply", "--validate=false", "--openapi-patch=false", "-f", "-"];

@@ -1,7 +1,7 @@
 //! Shared rig for the end-to-end tests: a pretend host with `weft-cni` installed, an outside world, traffic, a manifest
 //! directory, and real programs such as containerd, an API server or Neutron.
 //!
-//! - Tests read their expectations with the system's own tools, never with weft's code.
+//! - Tests read expectations with the system's tools, never with weft's code.
 //! - [`changes`] is the only place that lists what may remain after an attachment is deleted.
 
 #![allow(
@@ -81,7 +81,7 @@ pub const NAMES: &[&str] = &[
     "whereabouts",
 ];
 
-/// Installs `weft-cni` in the host's plugin directory, under all its names.
+/// Installs `weft-cni` in the host's plugin directory, under all names.
 pub fn install(host: &Host) {
     host.install(&testkit::binary("weft-cni"), NAMES);
     // These directories exist on any node in use. Without them, every ADD would show up as a difference.
@@ -108,7 +108,7 @@ pub fn as_in_an_unprivileged_container() -> Vec<String> {
     user.into_iter().chain(rights).collect()
 }
 
-/// Waits until the kernel has completed the IPv6 addresses on a router's link: none is tentative, and each has its
+/// Waits until the kernel has completed the IPv6 addresses on a router's link: none is tentative, and each has an
 /// anycast route. Without a link-local address, the host cannot solicit neighbours.
 pub fn await_ipv6(host: &Netns, link: &str) {
     let count = |arguments: &[&str], word: &str| {
@@ -145,10 +145,10 @@ pub fn with(config: &Value, keys: &Value) -> Value {
 }
 
 /// Lists the differences between two snapshots, without those that appear and disappear independently of the test:
-/// - host-local's state that only affects speed or fairness: the round robin position, and the content of its
+/// - host-local's state that only affects speed or fairness: the round robin position, and the content of the
 ///   directory's copy. Whether that copy exists does count. The directory above it stays until the next boot.
-/// - Results of drift checks, which an agent stores for its successor.
-/// - Link-local addresses on remaining links, and their routes, because the kernel adds them later.
+/// - Results of drift checks, which an agent stores for the next one.
+/// - Link-local addresses and routes on remaining links, because the kernel adds them later.
 /// - An IPv6 address's local route, because the kernel adds it from a work queue, later than the address; the address
 ///   itself counts.
 /// - A link's multicast route, which exists while the link is ready, and that takes a moment.
@@ -172,7 +172,7 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
     remaining.join("\n")
 }
 
-/// Waits until the host equals its snapshot. A kubelet tears down pods with a delay, and Open vSwitch restores its
+/// Waits until the host equals the snapshot. A kubelet tears down pods with a delay, and Open vSwitch restores the
 /// bridge's MTU only after a port is gone.
 ///
 /// # Panics
@@ -195,14 +195,14 @@ fn is_ipv6(line: &str) -> bool {
     line.split(' ').next().is_some_and(|address| address.contains(':'))
 }
 
-/// Fails unless the host equals its snapshot.
+/// Fails unless the host equals the snapshot.
 #[track_caller]
 pub fn assert_nothing_left(case: &str, host: &Host, before: &Snapshot) {
     let changes = changes(before, &host.snapshot());
     assert!(changes.is_empty(), "{case}: the host is not as it was:\n{changes}");
 }
 
-/// Fails unless the pod equals its snapshot.
+/// Fails unless the pod equals the snapshot.
 #[track_caller]
 pub fn assert_pod_unchanged(case: &str, pod: &Pod, before: &Snapshot) {
     let changes = changes(before, &pod.snapshot());

@@ -1,4 +1,4 @@
-//! Pretend host with its own processes, on which a container runtime or a whole node can run.
+//! Pretend host with separate processes, on which a container runtime or a whole node can run.
 //!
 //! ```text
 //!   machine ── control groups /weft-test-… only
@@ -36,7 +36,7 @@ const GROUPS: &str = "weft-test-";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Script that the first process runs. It mounts the rest of the machine's file system, whose mounts containers may
-/// see, and then adopts orphaned processes until its input is closed.
+/// see, and then adopts orphaned processes until the input is closed.
 const FIRST: &str = "set -e
     mount --rbind /run/machine/sys/fs/cgroup /sys/fs/cgroup
     mount --make-rshared /
@@ -48,7 +48,7 @@ const FIRST: &str = "set -e
 /// Directory for configuration files that only this machine reads; it survives a reboot.
 pub const CONFIGURATIONS: &str = "/etc/weft-test";
 
-/// Pretend host with its own processes.
+/// Pretend host with separate processes.
 #[derive(Debug)]
 pub struct Machine {
     // Must be first: its processes end before the host is dropped.
@@ -83,8 +83,8 @@ impl Machine {
         Machine { boot, name: name.to_owned(), group, host }
     }
 
-    /// Reboots the machine: processes, network and `/run` are lost, but files on disk stay. Devices beyond its network
-    /// stay, and so does the link `up0`.
+    /// Reboots the machine: processes, network and `/run` are lost, but files on disk stay. Devices beyond the
+    /// machine's network stay, and so does the link `up0`.
     #[track_caller]
     pub fn reboot(&self) {
         let mut boot = self.boot.lock().expect("no panic before");
@@ -113,7 +113,7 @@ impl Machine {
     }
 
     /// Creates the control group, for programs that expect it. With cgroup v1, a new cpuset group is empty and accepts
-    /// no process until its CPUs and memory nodes are set.
+    /// no process until CPUs and memory nodes are set.
     #[track_caller]
     pub fn make_group(&self) {
         let script = "for place in /sys/fs/cgroup /sys/fs/cgroup/*; do
@@ -157,7 +157,7 @@ impl Machine {
         self.command(program).args(words).finish()
     }
 
-    /// Starts a service; its output goes to its log.
+    /// Starts a service; the output goes to a log.
     #[track_caller]
     pub fn start<'a>(&self, service: &str, line: impl IntoIterator<Item = &'a str>) {
         let file = format!("{SERVICES}/{service}");
@@ -276,7 +276,7 @@ impl Boot {
     }
 }
 
-/// Whether a process or thread, given its `stat`, runs and is not a zombie.
+/// Whether a process or thread, given a `stat` file, runs and is not a zombie.
 fn runs(stat: &Path) -> bool {
     fs::read_to_string(stat).is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
 }

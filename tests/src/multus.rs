@@ -5,8 +5,8 @@
 //!   thick:  multus-shim ──► /run/multus/multus.sock ──► multus-daemon ──► API server, plugins
 //! ```
 //!
-//! Its delegates are the Go plugins in the same directory. The daemon runs directly on the machine instead of in a
-//! container, so its paths are the machine's.
+//! Delegates are the Go plugins in the same directory. The daemon runs directly on the machine instead of in a
+//! container, so paths are the machine's.
 //!
 //! Source: Multus v4.3 `deployments/`, `docs/configuration.md`.
 
@@ -24,7 +24,7 @@ pub const CACHE_DIRECTORY: &str = "/var/lib/cni/multus";
 pub const DAEMON_CONFIG: &str = "/etc/weft-test/daemon-config.json";
 /// Service name for the daemon.
 pub const DAEMON: &str = "multus-daemon";
-/// Directory in which a program in a pod finds its service account.
+/// Directory in which a program in a pod finds the service account.
 const RIGHTS: &str = "/run/secrets/kubernetes.io/serviceaccount";
 
 /// Form in which Multus is deployed.
@@ -65,7 +65,7 @@ impl Form {
         }
     }
 
-    /// Returns the plugin that the runtime calls: the `type` in its configuration.
+    /// Returns the plugin that the runtime calls: the `type` in the configuration.
     #[must_use]
     pub fn plugin(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Form {
 }
 
 impl Multus {
-    /// Creates Multus's service account with the RBAC from its installation, and nothing else yet.
+    /// Creates Multus's service account with the RBAC from Multus's installation, and nothing else yet.
     #[must_use]
     #[track_caller]
     pub fn new(machine: &Machine, kube: &Kube, programs: PathBuf) -> Multus {
@@ -100,7 +100,7 @@ impl Multus {
         text(&self.programs)
     }
 
-    /// Returns the path of one of Multus's programs.
+    /// Returns the path of a Multus program.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         text(&self.programs.join(name)).to_owned()

@@ -4,7 +4,7 @@
 //!   machine (chassis node-1) ── underlay ── node-2      Neutron :9696, Keystone :5000, on the machine's loopback
 //! ```
 //!
-//! The first chassis is the machine itself; any other one is a network namespace with its name. Tests read their
+//! The first chassis is the machine itself; any other one is a network namespace with the chassis name. Tests read
 //! expectations with `curl`, and with the chassis's `ovs-vsctl`.
 
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub enum Mode {
     Open,
     /// Neutron with OVN and Keystone.
     Keystone,
-    /// Neutron with its own mechanism drivers for tests, without a switch.
+    /// Neutron with Neutron's mechanism drivers for tests, without a switch.
     Api,
     /// Neutron with ML2/OVS, without a switch: the test reports what an agent would report.
     Agents,

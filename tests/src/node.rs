@@ -39,7 +39,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Directory for the kubelet's static pods.
 pub const STATIC_PODS: &str = "/etc/weft-test/static-pods";
 
-/// Sysctls that a kubelet requires, with their values.
+/// Sysctls that a kubelet requires, with values.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -105,7 +105,7 @@ impl Node {
     /// Starts a second node for this cluster, `node-2`, on another host.
     ///
     /// # Panics
-    /// The node does not start, or the lane was prepared without its certificate.
+    /// The node does not start, or the lane was prepared without the node's certificate.
     #[must_use]
     #[track_caller]
     pub fn join(&self, host: Host) -> Option<Node> {
@@ -300,7 +300,7 @@ impl Node {
         self.restart_kubelet();
     }
 
-    /// Returns a node condition: whether it is true, and its message.
+    /// Returns a node condition: whether it is true, and the message.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<(bool, String)> {
         let finished = self.kube.attempt(["get", "node", self.identity.name, "-o", "json"], "");
@@ -366,8 +366,8 @@ impl Node {
         }
     }
 
-    /// Waits until no pod with its own network runs. A kubelet stops unwanted pods immediately, but removes them only a
-    /// minute later.
+    /// Waits until no pod outside the host network runs. A kubelet stops unwanted pods immediately, but removes them
+    /// only a minute later.
     #[track_caller]
     pub fn until_no_pod_runs(&self) {
         self.until("no pod runs", || links(self).iter().all(|link| !link.contains("veth")).then_some(()));
@@ -420,8 +420,7 @@ impl std::ops::Deref for Node {
     }
 }
 
-/// Returns why a kubelet cannot start if its certificate or key is missing: it would exit, and the node would not
-/// register.
+/// Returns why a kubelet cannot start if certificate or key is missing: it would exit, and the node would not register.
 fn missing_certificate(pki: &Path, name: &str) -> Option<String> {
     let mut files = ["crt", "key"].into_iter().map(|end| pki.join(format!("{name}.{end}")));
     let missing = files.find(|file| !file.exists())?;

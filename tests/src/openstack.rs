@@ -7,8 +7,8 @@
 //!         └── weft agent of each node ◄── weft-cni, called as a runtime does
 //! ```
 //!
-//! Each node is an OVN chassis, that is, a network namespace with its name, and its `/run/openvswitch` belongs to its
-//! own switch.
+//! Each node is an OVN chassis, that is, a network namespace with the node's name, where `/run/openvswitch` belongs to
+//! a separate switch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -70,7 +70,7 @@ impl OpenStack {
         OpenStack::with_token_lifetime(host, mode, nodes, 3600)
     }
 
-    /// Starts a cluster with Neutron's mechanism drivers for tests, where a node's name decides how its ports are
+    /// Starts a cluster with Neutron's mechanism drivers for tests, where a node's name decides how ports there are
     /// bound.
     #[must_use]
     #[track_caller]
@@ -108,7 +108,7 @@ impl OpenStack {
         Some(OpenStack { machine, kube, neutron, rights, read: Mutex::default() })
     }
 
-    /// Starts a controller with this name; `rules` is the section `neutron` in its configuration file.
+    /// Starts a controller with this name; `rules` is the section `neutron` in the configuration file.
     #[track_caller]
     pub fn start_controller(&self, name: &str, rules: &Value, words: &[&str]) {
         let path = format!("{CONFIGURATIONS}/{name}.yaml");
@@ -144,7 +144,7 @@ impl OpenStack {
         self.machine.start(name, line);
     }
 
-    /// Returns a controller metric; `line` is its name with labels, including the space that follows.
+    /// Returns a controller metric; `line` is the name with labels, including the space that follows.
     #[must_use]
     pub fn metric(&self, name: &str, line: &str) -> Option<u64> {
         let address = format!("http://127.0.0.1:{}/metrics", page_of(name));
@@ -360,7 +360,7 @@ fn socket_of(node: &str) -> String {
     format!("/run/weft/{node}.sock")
 }
 
-/// Returns the port for an agent's or controller's metrics and health pages, derived from its name.
+/// Returns the port for an agent's or controller's metrics and health pages, derived from the name.
 fn page_of(name: &str) -> u16 {
     10_000 + name.bytes().fold(0, |sum: u16, byte| (sum * 7 + u16::from(byte)) % 5000)
 }

@@ -2,7 +2,7 @@
 //!
 //! Lanes look there for `multus`, `multus-daemon` and `multus-shim` (Multus) and `whereabouts`, which no Debian package
 //! contains, and for the Go plugins. Debian does package those, in an older version and, with `PEERS=debian`, in a
-//! newer one. Nothing is downloaded. If a program is missing, its test is skipped and counted, or its row is left out.
+//! newer one. Nothing is downloaded. If a program is missing, the test is skipped and counted, or the row is left out.
 
 use std::path::PathBuf;
 

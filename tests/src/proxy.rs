@@ -81,7 +81,7 @@ impl Proxy {
         line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
     }
 
-    /// Starts the proxy in front of a runtime that reads [`RUNTIME_NETWORKS`] and has its plugins.
+    /// Starts the proxy in front of a runtime that reads [`RUNTIME_NETWORKS`] and has the plugins for it.
     #[must_use]
     #[track_caller]
     pub fn with_networks_on(node: Containerd) -> Proxy {

@@ -74,7 +74,7 @@ pub fn connect(outside: &Netns, host: &Netns, address: &str) {
     host.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
 }
 
-/// Connects hosts through a switch in the outside world: its ports are `NAME1`, `NAME2`, …, and each host gets a link
+/// Connects hosts through a switch in the outside world: the ports are `NAME1`, `NAME2`, …, and each host gets a link
 /// `NAME`. Changing a port does not change the host's link.
 #[track_caller]
 pub fn switch(outside: &Netns, name: &str, hosts: &[&Netns]) {

@@ -221,8 +221,7 @@ fn host_device_with_userspace_driver_has_addresses_and_stays() {
     wait_until("the driver is bound again", || link("eth0").is_some());
 }
 
-/// The cards have no auxiliary device, so the test creates the bus directory. Its entry links to a real
-/// device.
+/// The cards have no auxiliary device, so the test creates the bus directory. The entry there links to a real device.
 #[test]
 fn host_device_auxiliary_device_is_found_on_its_bus() {
     require!(Feature::Guest);

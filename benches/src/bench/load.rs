@@ -27,7 +27,7 @@ const HELD: [usize; 4] = [20, 100, 250, 500];
 const BRIDGES: [&str; 4] = ["podbr", "pod0", "pod1", "pod2"];
 /// Number of threads that fill a node.
 const FILLING: usize = 4;
-/// Maximum number of calls for each number of pods.
+/// Maximum number of calls for each pod count.
 const RUNS_MAX: usize = 25;
 
 /// Times pods in a row, as many at a time as the settings say.

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// Maximum length of a warning, in bytes: kubectl and the API server cut longer ones.
 const WARNING_MAX: usize = 256;
-/// Maximum number of warnings of one answer.
+/// Maximum number of warnings in one answer.
 const WARNINGS_MAX: usize = 16;
 /// Maximum number of errors that a denial names.
 const ERRORS_MAX: usize = 16;

@@ -23,7 +23,7 @@ use crate::fold;
 use crate::version::Version;
 use crate::wording;
 
-/// Maximum length of a quoted line of a plugin's output, in characters.
+/// Maximum length of a line quoted from a plugin's output, in characters.
 const LINE_MAX: usize = 200;
 
 /// ADD result in the newest form.

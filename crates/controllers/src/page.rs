@@ -41,7 +41,8 @@ use model::PageModel;
 use open_streams::OpenStreams;
 use sources::Sources;
 
-/// Size of the kernel's buffer of a connection, in bytes: it could hold all rows for a client that does not read.
+/// Size of the kernel's buffer for a connection, in bytes: a larger one could hold all rows for a client that does not
+/// read.
 const SEND_BUFFER: usize = 128 << 10;
 
 /// Metrics of the page.

@@ -1,4 +1,5 @@
-//! Progress of the work of a controller: a loop that stands still, or requests that nobody answers, give the Lease back.
+//! Watches whether a controller makes progress: if the loop stands still, or nobody answers requests, the Lease is
+//! released.
 //!
 //! - The main loop reports each round, at least every [`ROUND_MAX`], also without changes.
 //! - A request is answered if the API server sent any response, also an error. Errors of the server are no reason to lead no
@@ -22,7 +23,7 @@ pub(crate) struct WorkProgress(Mutex<State>);
 struct State {
     /// Time of the last round; none before the first.
     round: Option<Instant>,
-    /// Time of the first of the requests without a response since the last response, and the reason.
+    /// When the first request since the last response was sent, if it has none, and the reason.
     unanswered: Option<(Instant, String)>,
 }
 

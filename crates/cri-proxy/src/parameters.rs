@@ -25,7 +25,7 @@ use tonic::Status;
 use super::networks::Usable;
 use cri::network_api::validation::fault;
 
-/// Maximum size of all parameters of a sandbox, in bytes.
+/// Maximum size of all parameters for a sandbox, in bytes.
 pub(crate) const BYTES_MAX: usize = 64 << 10;
 /// Valid MAC address lengths: Ethernet, InfiniBand.
 const MAC_LENGTHS: &[usize] = &[6, 20];

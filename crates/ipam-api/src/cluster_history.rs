@@ -80,7 +80,7 @@ impl ClusterHistory {
         SETTLE.checked_sub(since).filter(|left| !left.is_zero())
     }
 
-    /// Returns a receiver of the number of restores.
+    /// Returns a receiver that gets the number of restores.
     pub fn restorations(&self) -> Receiver<u64> {
         self.restorations.subscribe()
     }

@@ -179,7 +179,7 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
     reclaim_tenth(&registry, clock.now);
 }
 
-/// Reclaims the objects of a tenth of the nodes.
+/// Reclaims the objects that a tenth of the nodes has.
 fn reclaim_tenth(registry: &Memory, now: u64) {
     let dead: Vec<IpBlock> = registry.objects.lock().expect("no panic before").values().cloned().collect();
     let is_dead = |object: &IpBlock| object.holder.node.ends_with('7');

@@ -147,8 +147,7 @@ pub enum StoreError {
     InvalidPage(usize),
 }
 
-/// Whether a text is a valid name for a store or a pool. The name becomes part of an object's name and of a
-/// path.
+/// Whether a text is a valid name for a store or a pool. The name becomes part of an object name and of a path.
 pub fn is_valid_name(text: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     let is_word = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use crate::address_store::{AddressStore, Block, Edit, OwnerTag, Slot, SlotId};
 use crate::block_lease::{BlockLease, BlockState};
 
-/// Start of the lease identifier of a regained address of a cluster.
+/// Start of the lease identifier for a regained address in a cluster pool.
 const REGAINED: &str = "regained ";
 
 /// Place where the leases of a store come from.

@@ -1,4 +1,5 @@
-//! Metric that names the network of each interface of a pod, to join with the traffic that the kubelet counts by interface.
+//! Metric that names the network behind each pod interface, to join with the traffic that the kubelet counts by
+//! interface.
 //!
 //! ```text
 //!   container_network_receive_bytes_total{namespace,pod,interface}

@@ -1,4 +1,4 @@
-//! Network policies of the pods of this node: what the API server has, as far as these pods need it.
+//! Network policies for this node's pods: the part of the API server's objects that these pods need.
 //!
 //! ```text
 //!   MultiNetworkPolicies (all) ─────────────────────┐
@@ -45,17 +45,17 @@ const SETS_PAGE: u32 = 10;
 /// Time for which changes of pods and policies are collected before watches begin and end.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// Policies of the cluster, and the address sets of namespaces with pods of this node.
+/// Cluster policies, and the address sets in namespaces that have pods on this node.
 pub(crate) struct NetworkPolicies {
     client: Client,
     /// Every policy of the cluster.
     pub(crate) policies: Arc<Cache<WatchedPolicy>>,
     namespaces: Mutex<BTreeMap<String, NamespaceSets>>,
-    /// Number of changes of sets.
+    /// Number of changes to sets.
     changes: Arc<Sender<u64>>,
 }
 
-/// Watch of the address sets of one namespace; it ends when it is dropped.
+/// Watch on one namespace's address sets; it ends when it is dropped.
 struct NamespaceSets {
     cache: Arc<Cache<AddressSet>>,
     changed: ChangedKeys,
@@ -99,7 +99,7 @@ impl NetworkPolicies {
         self.namespaces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a receiver of changes of address sets.
+    /// Returns a receiver for changes to address sets.
     pub(crate) fn changes(&self) -> Receiver<u64> {
         self.changes.subscribe()
     }
@@ -114,7 +114,7 @@ impl NetworkPolicies {
         changed.map(|(namespace, _)| namespace.clone()).collect()
     }
 
-    /// Watches the address sets of the namespaces of `pods` that have policies, until the agent ends.
+    /// Watches the address sets in the namespaces of `pods` that have policies, until the agent ends.
     pub(crate) async fn follow_namespaces(self: Arc<Self>, pods: Arc<Cache<Pod>>) {
         let (mut pod_changes, mut policy_changes) = (pods.changes(), self.policies.changes());
         loop {
@@ -234,8 +234,8 @@ impl NetworkPolicies {
         Some(found)
     }
 
-    /// Returns the policies that select an attachment of the pod to one of these networks, or may do so if the pod's labels are
-    /// unknown.
+    /// Returns the policies that select the pod's attachment to one of these networks, or may do so if the pod's labels
+    /// are unknown.
     fn candidates(&self, pod: &Pod, networks: &[NetworkReference]) -> Vec<Arc<WatchedPolicy>> {
         let mut policies = self.policies.of_namespace(&pod.namespace);
         policies.retain(|one| {
@@ -259,8 +259,8 @@ impl Drop for NamespaceSets {
 // === impl PodPolicies ===
 
 impl PodPolicies {
-    /// Returns the policies of an attachment of the pod. If they are too large, or larger than `room` in bytes, they allow
-    /// nothing.
+    /// Returns the policies for one of the pod's attachments. If they are too large, or larger than `room` in bytes,
+    /// they allow nothing.
     pub(crate) fn compile(&self, pod: &Pod, network: &NetworkReference, room: usize) -> CompiledPolicy {
         let why = match pod_policies::attachment_policy(network, pod, &self.policies, &self.addresses) {
             Ok(Some((policy, _))) if encoded_size(&policy) > room => {

@@ -8,8 +8,8 @@
 //! - Further ports have the numbers that the controller gives them: in the order of the selection, counting only definitions
 //!   with `openstack.org/kuryr-config`. The controller's configuration determines the prefix before the number.
 //! - A running pod gets no further Neutron port, because the port numbers could change.
-//! - A definition with `openstack.org/kuryr-config` and no plugin of type neutron, like those of Kuryr, is completed as a
-//!   network of that type.
+//! - A definition with `openstack.org/kuryr-config` and no plugin of type neutron, as Kuryr uses them, becomes a
+//!   neutron network.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! ResourceSlices: the resource and the id of devices that drivers of Dynamic Resource Allocation publish.
+//! ResourceSlices: resource and id for devices that Dynamic Resource Allocation drivers publish.
 //!
 //! - Two device attributes name the resource and the id by which a plugin finds the device. A device without them, for
 //!   example a GPU, is ignored.

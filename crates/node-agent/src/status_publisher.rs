@@ -41,10 +41,10 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Time after which a pod without the written status counts as changed; until then the watch may lag behind.
 const LAG_MAX: Duration = Duration::from_secs(5);
-/// Longest delay of a write in favour of pods that are being attached.
+/// Maximum delay of a write while pods are being attached, which comes first.
 const DELAY_MAX: Duration = Duration::from_millis(200);
 
-/// Publisher of the status of all sandboxes of the node.
+/// Publishes the status of all sandboxes on the node.
 pub(crate) struct StatusPublisher {
     client: Client,
     agent: Arc<AgentState>,

@@ -84,7 +84,7 @@ struct TaskOutcome {
 const TASKS: [&str; 6] = ["take-down", "check", "change", "publish", "update-policy", "verify-policy"];
 /// Values of the label `outcome` for task results.
 const RESULTS: [&str; 2] = ["succeeded", "failed"];
-/// Values of the label `outcome` of other metrics.
+/// Values of the label `outcome` in other metrics.
 const PLANNED: [&str; 2] = ["planned", "refused"];
 const PUBLISHED: [&str; 3] = ["written", "skipped", "failed"];
 const ALLOCATED: [&str; 3] = ["allocated", "refused", "failed"];

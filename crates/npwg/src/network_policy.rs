@@ -119,7 +119,7 @@ pub struct RuleList {
     pub rules: Vec<PolicyRule>,
 }
 
-/// Policy rule: allows traffic with one of these peers at one of these ports.
+/// Policy rule: allows traffic with these peers at these ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyRule {
     /// Peers; none written means any.

@@ -149,8 +149,9 @@ fn of_attachment(plan: &Plan, attachment: &Attachment<'_>, all: &[Attachment<'_>
     all
 }
 
-/// Returns the place, among the interfaces in the sandbox, of the one whose address is the first with a gateway: primary
-/// networks of OVN-Kubernetes return the interface of the cluster's own network first. 0 if no address has a gateway.
+/// Returns the index, among the interfaces in the sandbox, of the first one that has an address with a gateway, because
+/// OVN-Kubernetes lists the cluster network's interface before that of a primary network. 0 if no address has a
+/// gateway.
 fn default_interface(result: &Success) -> usize {
     let with_gateway = result.ips.iter().filter(|ip| ip.gateway.is_some());
     let mut indexes = with_gateway.filter_map(|ip| usize::try_from(ip.interface?).ok());

@@ -1,7 +1,7 @@
-//! PolicyAddressSet: addresses of the pods that rules of MultiNetworkPolicies select.
+//! PolicyAddressSet: addresses of pods that MultiNetworkPolicy rules select.
 //!
-//! - The name of an object is the digest of a peer selection, so every rule with this selection refers to the object without
-//!   a field that names it. Rules of many policies share one object.
+//! - The name of an object is the digest of a peer selection, so every rule with this selection refers to the object
+//!   without a field that names it. Rules in many policies can share one object.
 //! - A rule whose object does not exist allows no pod that the selectors would select, and neither does one whose
 //!   object cannot be read. The same applies to all rules of a policy with more than [`ADDRESSES_MAX`] addresses.
 //! - The object is written by server-side apply, whole.
@@ -24,13 +24,13 @@ use thiserror::Error;
 
 use crate::policy_object::WatchedPolicy;
 
-/// Largest size of the sets of an object as JSON, in bytes. The API server accepts objects of 1.5 MiB.
+/// Maximum size of an object's sets as JSON, in bytes. The API server accepts objects up to 1.5 MiB.
 pub const SETS_MAX: usize = 1 << 20;
 
 /// Largest number of sets in an object.
 pub const SETS_COUNT_MAX: usize = 8192;
 
-/// Largest number of characters of the selection in an object.
+/// Maximum number of characters in an object's selection.
 pub const SELECTION_MAX: usize = 1024;
 
 /// Field manager of the controller.
@@ -67,7 +67,7 @@ struct Content(BTreeMap<SetPort, Arc<AddressList>>, Option<String>);
 /// Reduced form of a PolicyAddressSet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressSet {
-    /// Namespace of the object and of the policies.
+    /// Namespace of object and policies.
     pub namespace: String,
     /// Digest of the selection.
     pub name: String,

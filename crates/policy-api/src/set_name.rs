@@ -3,7 +3,7 @@
 use npwg::network_policy::PeerSelection;
 use sha2::{Digest, Sha512};
 
-/// Number of bytes of the digest in a name.
+/// Number of digest bytes in a name.
 const LENGTH: usize = 32;
 
 /// Returns the name of the object with the addresses of a selection, for example `peers-85970092…`.

@@ -315,7 +315,7 @@ impl Entry {
     }
 }
 
-/// Beginning of every version of an entry.
+/// Beginning that every entry version has.
 #[derive(Deserialize)]
 struct Head {
     version: u32,

@@ -75,7 +75,7 @@ enum Origin {
 /// Table row: feature, name, a script that succeeds in an empty namespace if the feature exists, and origin.
 type Row = (Feature, &'static str, &'static str, Origin);
 
-/// Puts the creation of a veth pair in front of a script, as parent for other kinds of link.
+/// Puts the command that creates a veth pair in front of a script, as parent for other kinds of link.
 macro_rules! on_veth {
     ($script:literal) => {
         concat!("ip link add p0 type veth peer p1 && ", $script)

@@ -24,7 +24,7 @@ const LEAST_TOLERANCE: f64 = 0.3;
 /// Marks of an example.
 const EXAMPLES: [&str; 3] = ["for example", "e.g.", "such as"];
 
-/// Counters of a kind of text, per 1,000 words.
+/// Counters for a kind of text, per 1,000 words.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Counters {
     /// "of".
@@ -119,7 +119,7 @@ fn language_counters_are_not_worse_than_recorded() {
     );
 }
 
-/// Whether the counters include a file: not the changelog, requirements, and tests and their data in crates.
+/// Whether the counters include a file: not the changelog, requirements, and tests and test data in crates.
 fn is_counted(file: &str) -> bool {
     !["CHANGELOG", "/test/", "/tests/", "/testdata/", "requirements.md"]
         .iter()
@@ -133,7 +133,7 @@ fn document_prose(text: &str) -> String {
     without_code_and_links(&prose.collect::<Vec<_>>().join("\n"))
 }
 
-/// Returns the doc comments and headers of a source file, up to its unit tests.
+/// Returns the doc comments and headers in a source file, up to the unit tests.
 fn comment_prose(source: &str) -> String {
     let source = source.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let mut prose = String::new();
@@ -145,14 +145,14 @@ fn comment_prose(source: &str) -> String {
     without_code_and_links(&prose)
 }
 
-/// Returns a text with a sign for each code span, and the text of each link without its target.
+/// Returns a text with a sign for each code span, and link texts without the targets.
 fn without_code_and_links(text: &str) -> String {
     let text = without_between(&without_between(text, "```", "```", ""), "`", "`", "X");
     // The text of a link stays; only its target has words of its own.
     without_between(&text, "](", ")", "]")
 }
 
-/// Replaces everything from a mark to the next other one, marks included. A mark without its end stays.
+/// Replaces everything from one mark to the next other one, including both. A mark without an end stays.
 fn without_between(text: &str, from: &str, to: &str, instead: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;

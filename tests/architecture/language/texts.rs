@@ -12,13 +12,13 @@ use crate::tree::sources;
 /// Kind of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Doc comment, without its slashes.
+    /// Doc comment, without slashes.
     Doc,
-    /// Other comment of any language, without its marks.
+    /// Other comment in any language, without comment marks.
     Comment,
     /// String literal of at least three words.
     Literal,
-    /// First literal of a call of a log macro.
+    /// First literal in a log macro call.
     Log,
     /// Name of a test.
     TestName,
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Line,
 }
 
-/// Text with its place.
+/// Text and where it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Text {
     /// Path from the root.
@@ -100,13 +100,13 @@ fn rust_texts(file: &str, source: &str) -> Vec<Text> {
     texts
 }
 
-/// Returns a function from an offset to its line, the first being 1.
+/// Returns a function from an offset to a line number, the first being 1.
 fn lines(source: &str) -> impl Fn(usize) -> usize {
     let ends: Vec<usize> = source.match_indices('\n').map(|(offset, _)| offset).collect();
     move |offset| ends.partition_point(|end| *end < offset) + 1
 }
 
-/// Returns the kind of a comment and its text without marks.
+/// Returns a comment's kind and the text without marks.
 fn comment_text(comment: &str) -> (Kind, &str) {
     match comment.strip_prefix("//") {
         Some(doc) if doc.starts_with(['/', '!']) && !doc.starts_with("//") => (Kind::Doc, doc[1..].trim()),
@@ -174,7 +174,7 @@ fn hash_comments(file: &str, text: &str) -> Vec<Text> {
     texts
 }
 
-/// Returns the files that are neither Rust nor generated, by their path from the root.
+/// Returns the files that are neither Rust nor generated, by path from the root.
 pub(super) fn other_files() -> Vec<(String, String)> {
     let root = workspace();
     let skipped = ["target", ".git", "bin", "corpus", "node_modules"];

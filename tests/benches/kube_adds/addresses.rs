@@ -2,9 +2,9 @@
 //! at once, in turns.
 //!
 //! - Each call is that of an IPAM plugin: a process starts, allocates or releases one address, and ends.
-//! - whereabouts asks the API server in each call, and elects a leader for it. `weft-ipam` allocates from a block that its
-//!   node holds; the first call, which requests one, is not counted.
-//! - A call that fails is repeated immediately, as a kubelet repeats it later, and counts with its whole time.
+//! - whereabouts asks the API server in each call, and elects a leader for it. `weft-ipam` allocates from a block that
+//!   the node holds; the first call, which requests one, is not counted.
+//! - A call that fails is repeated immediately, as a kubelet repeats it later, and counts with the whole time.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 
 use super::{AT_ONCE, QUIET, Subject, WAVES, at, together};
 
-/// Limit of repetitions of a call.
+/// Maximum number of attempts for a call.
 const TRIES: usize = 20;
 
-/// IPAM plugin and its configuration.
+/// IPAM plugin and configuration.
 struct Allocator {
     plugin: String,
     config: Value,
@@ -49,7 +49,7 @@ pub(crate) fn measure(table: &mut Table) {
     at_once(&nodes, &all, &subjects[..AT_ONCE], table);
 }
 
-/// Creates pods of the node, which whereabouts names in its objects.
+/// Creates pods on the node, which whereabouts names in allocation objects.
 fn pods(nodes: &Nodes) -> Vec<Subject> {
     nodes.kube.kubectl(["create", "namespace", "blue"]);
     let names: Vec<String> = (0..QUIET).map(|number| format!("a{number}")).collect();

@@ -2,9 +2,9 @@
 //! 32 at once, in turns.
 //!
 //! - All attach by the same definitions. Multus runs the Go plugins, with addresses in the same files.
-//! - A call that fails is repeated immediately, as a kubelet repeats it later, and counts with its whole time.
+//! - A call that fails is repeated immediately, as a kubelet repeats it later, and counts with the whole time.
 //! - Work after a call (Events, status) is complete before the next candidate's turn.
-//! - The daemon of Multus keeps its limit of 50 requests a second, which is compiled in and not configurable.
+//! - Multus's daemon keeps the limit of 50 requests per second, which is compiled in and not configurable.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -25,7 +25,7 @@ const NETWORKS: &str = "/run/multus-networks";
 /// Pause after a wave: work after a call is complete two seconds later at the latest.
 const REST: Duration = Duration::from_millis(2500);
 
-/// Limit of repetitions of a call.
+/// Maximum number of attempts for a call.
 const TRIES: usize = 20;
 
 /// Program that attaches pods.
@@ -219,7 +219,7 @@ pub(crate) fn waves(
     }
 }
 
-/// Fails if Multus left files or addresses: its calls would have been incomplete.
+/// Fails if Multus left files or addresses, because the calls would then have been incomplete.
 pub(crate) fn assert_nothing_left(agent: &Agent) {
     let remaining =
         agent.machine.run(["sh", "-c", &format!("find {CACHE_DIRECTORY} -type f 2>/dev/null | head -5")]);

@@ -1,4 +1,4 @@
-//! Influence of many definitions in the cluster on the ADD of a pod and on the memory of the agent.
+//! Influence of many definitions in the cluster on a pod's ADD and on the agent's memory.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{Subject, add, del, memory, settle};
 
 /// Default number of definitions.
 pub(crate) const COUNT: usize = 5000;
-/// Number of definitions of one request of kubectl.
+/// Number of definitions in one kubectl request.
 const BATCH: usize = 500;
 /// Bytes of a definition's description: with it, a definition has the size of a real one.
 const DESCRIPTION: usize = 400;

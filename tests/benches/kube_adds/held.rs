@@ -1,12 +1,13 @@
 //! Cost of a pod for the agent of a node that holds many sandboxes already.
 //!
-//! - Processor time of the agent is counted for its threads, in nanoseconds. Its share until all work is done includes the
+//! - The agent's processor time is counted by thread, in nanoseconds. The share until all work is done includes the
 //!   writes of network-status and Events, which follow the calls. All work is done when the agent is idle.
 //! - Calls begin at a fixed rate. The kernel takes longer for a link beside many others, so the rate without a limit would
 //!   differ, and with it the number of pods that the agent handles at once.
-//! - Held and measured pods are on different bridges. The kernel delivers the multicast of a new link to all ports of its bridge,
-//!   and counts that time for whichever process it interrupts.
-//! - The first CHECK of a held sandbox, a task ten seconds after its ADD, is complete before: it is no part of a later pod.
+//! - Held and measured pods are on different bridges. The kernel delivers the multicast of a new link to all ports of
+//!   the bridge, and counts that time for whichever process it interrupts.
+//! - The first CHECK of a held sandbox, a task ten seconds after the ADD, is done before, so it does not count for a
+//!   later pod.
 //!
 //! Source: proc(5), `/proc/PID/task/TID/schedstat`.
 
@@ -25,26 +26,26 @@ use super::{NETWORKS, Subject, milliseconds, together};
 
 /// Numbers of held sandboxes.
 pub(crate) const COUNTS: [usize; 4] = [20, 80, 320, 500];
-/// Groups of networks of the held and the measured pods; the default network has the group's name.
+/// Network groups for held and measured pods; the default network has the group's name.
 const HELD: (&str, u8) = ("wide", 20);
 const MEASURED_ON: (&str, u8) = ("own", 25);
-/// Number of pods of a round, and of rounds for each number of held sandboxes.
+/// Number of pods in a round, and of rounds for each number of held sandboxes.
 const MEASURED: usize = 64;
 const ROUNDS: usize = 3;
 /// Number of concurrent calls, and interval in which they begin.
 const AT_ONCE: usize = 4;
 const PACE: Duration = Duration::from_millis(100);
-/// Interval in which an agent without work uses at most [`QUIET_MAX`]; its work is done after two of them.
+/// Interval in which an agent without work uses at most [`QUIET_MAX`]; the agent's work is done after two of them.
 const QUIET: Duration = Duration::from_millis(700);
 const QUIET_MAX: Duration = Duration::from_millis(4);
 
-/// Time after an ADD at which the first check of its sandbox is due.
+/// Time after an ADD at which the sandbox's first check is due.
 const FIRST_CHECK: Duration = Duration::from_secs(11);
 /// Interval in which calls receive tasks, and number of intervals without any after which none are due.
 const TASKS: Duration = Duration::from_millis(600);
 const WITHOUT_TASKS: usize = 3;
 
-/// Processor time of the agent for a round: during the calls, and until its work is done.
+/// Agent's processor time in a round: during the calls, and until all work is done.
 struct Round {
     during: Duration,
     whole: Duration,
@@ -128,7 +129,7 @@ fn paced(agent: &Agent, subjects: &[Subject]) {
     });
 }
 
-/// Attaches and detaches one pod until its calls receive no more tasks.
+/// Attaches and detaches one pod until calls receive no more tasks.
 fn carry_out_checks(agent: &Agent, subject: &Subject) {
     thread::sleep(FIRST_CHECK);
     let sent = || agent.metric("weft_tasks_total{task=\"check\"} ").unwrap_or_default();

@@ -5,12 +5,12 @@
 //!   PATCH ─► kube-apiserver ─► weft controller --policy ─► PolicyAddressSet ─► agent ─► executor ─► nf_tables ─► packet
 //! ```
 //!
-//! - The pods of the cluster are objects of another node, with addresses on the network of the pods of this node. Policies
-//!   select all of them. Two rules of each pod of this node have every pod of the cluster as a peer.
-//! - Each change concerns all pods of this node, and each of them counts. A packet is sent to each of them every
+//! - The cluster's pods are objects on another node, with addresses on the same network as this node's pods. Policies
+//!   select all of them. For each pod on this node, two rules have every cluster pod as a peer.
+//! - Each change concerns all pods on this node, and each of them counts. A packet is sent to each of them every
 //!   [`INTERVAL`], and a time ends with the first packet that passes, or the first one that is dropped.
-//! - Changes follow each other after pauses of different lengths, so some of them fall into the interval between two writes
-//!   of an address set, and some into a comparison of rules with the kernel's.
+//! - Changes follow each other after pauses of different length, so that some fall between two writes of an address
+//!   set, and some into a comparison with the kernel's rules.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -27,14 +27,14 @@ use testkit::{Netns, Pod};
 use super::NETWORKS;
 use super::held::wide;
 
-/// Default number of changes of each kind.
+/// Default number of changes for each kind.
 pub(crate) const CHANGES: usize = 100;
-/// Number of pods of the cluster, and of pods of this node that a change concerns.
+/// Number of pods in the cluster, and of pods on this node that a change concerns.
 const CLUSTER: usize = 5000;
 const SERVERS: usize = 10;
-/// Number of groups of the cluster's pods, each of which has a policy of its own.
+/// Number of groups among the cluster's pods, each with a separate policy.
 const GROUPS: usize = 50;
-/// Number of objects of one request of kubectl.
+/// Number of objects in one kubectl request.
 const BATCH: usize = 500;
 /// Interval of packets, and time without one after which the last one was the last that passed.
 const INTERVAL: Duration = Duration::from_millis(2);
@@ -57,14 +57,14 @@ enum Packets {
     AreDropped,
 }
 
-/// Sender of packets to all pods, and their sockets at one port.
+/// Packet sender to all pods, and the sockets at one port.
 struct Probe {
     sender: UdpSocket,
     servers: Vec<(UdpSocket, String)>,
     port: u16,
 }
 
-/// Times of the changes of one kind: since the response of the API server, and since the start of the request.
+/// Times for one kind of change: since the API server's response, and since the request began.
 #[derive(Default)]
 struct Delays {
     response: Vec<Duration>,
@@ -107,7 +107,7 @@ fn pause(change: usize) {
 // === impl Delays ===
 
 impl Delays {
-    /// Adds the times of one change: the start of its request, its end, and the change of each pod's packets.
+    /// Adds the times for one change: when the request began and ended, and when each pod's packets changed.
     fn add(&mut self, (began, ended, seen): (Instant, Instant, Vec<Instant>)) {
         self.response.extend(seen.iter().map(|at| at.saturating_duration_since(ended)));
         self.request.extend(seen.iter().map(|at| at.saturating_duration_since(began)));

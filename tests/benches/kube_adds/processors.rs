@@ -1,4 +1,4 @@
-//! Processor time of the calls, of the service that answers them, of the API server and etcd, and of the rest of the machine,
+//! Processor time by calls, by the service that answers them, by API server and etcd, and by the rest of the machine,
 //! which includes kernel threads and other processes.
 //!
 //! Source: proc(5), `/proc/PID/stat`, `/proc/stat`; 100 ticks a second.
@@ -13,9 +13,9 @@ const TICK_MS: f64 = 10.0;
 /// Processor time in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
-    /// Plugins, with their child processes.
+    /// Plugins and child processes.
     pub(crate) calls: f64,
-    /// The agent or the daemon, with its child processes.
+    /// The agent or the daemon, and child processes.
     pub(crate) service: f64,
     /// kube-apiserver and etcd.
     pub(crate) api: f64,

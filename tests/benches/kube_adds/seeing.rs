@@ -8,7 +8,7 @@
 //!
 //! - Events and metrics of the agent have no switch. The agent sends Events after the call, with and without the rest.
 //! - In a cluster, the page runs on one node of many. Here it has the same processors as the calls.
-//! - The row compares the fastest calls, because other work on the machine changes medians by more than its goal.
+//! - The row compares the fastest calls, because other work on the machine changes medians by more than the goal.
 //! - The memory of the agent is measured with watched policies, too. They apply to other networks: the pods get no rules.
 
 use std::thread::sleep;
@@ -130,7 +130,7 @@ fn del(agent: &Agent, Subject { name, uid, pod }: &Subject, policies: Policies) 
     agent.attachment(pod, name, uid).del(&configuration(policies)).success().took
 }
 
-/// Starts executor, page and their clients.
+/// Starts executor, page and the clients.
 fn start_services(agent: &Agent) {
     let machine = &agent.machine;
     machine.write(CONFIGURATION, configuration(Policies::Unused).to_string());

@@ -1,6 +1,6 @@
 //! Pods in a row on a node with API server: some at a time, until all are attached, and until every status is readable.
 //!
-//! - Multus writes a status before its call ends. The agent of weft writes it later, so both times count.
+//! - Multus writes a status before the call ends. weft's agent writes it later, so both times count.
 //! - A status is readable when the API server has accepted it.
 
 use std::thread;
@@ -38,7 +38,7 @@ pub(crate) fn measure(agent: &Agent, count: usize, at_once: usize, table: &mut T
     }
 }
 
-/// Adds the rows of a number of networks; the first candidate is weft.
+/// Adds the rows for a number of networks; the first candidate is weft.
 fn rows(candidates: &[Candidate], measured: &[(f64, Duration, Duration)], what: &str, table: &mut Table) {
     let (rate, calls, readable) = measured[0];
     let in_a_row = format!("{what}, in a row, API server");

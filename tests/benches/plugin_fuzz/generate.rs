@@ -7,7 +7,7 @@ use crate::options::{
     REQUESTS, ROUTES, Values,
 };
 
-/// Case: a chain of plugins, and what happens to its attachment.
+/// Case: a chain of plugins, and what happens to the attachment.
 pub(crate) struct Case {
     /// CNI version of all plugins.
     pub(crate) version: String,
@@ -26,13 +26,13 @@ pub(crate) struct Case {
 /// Form of a DEL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Del {
-    /// After an ADD, with its result.
+    /// After an ADD, with the result.
     Usual,
     /// Without an ADD.
     WithoutAdd,
     /// Without `prevResult`, as after an ADD whose result was lost.
     WithoutResult,
-    /// After the network namespace is gone, with its path.
+    /// After the network namespace is gone, with the path.
     WithoutNetns,
     /// Without `CNI_NETNS`.
     WithoutPath,
@@ -234,7 +234,7 @@ fn without_newer_options(value: &mut Value) {
 const STRANGE: &[&str] =
     &["null", "\"\"", "0", "-1", "1.5", "1e3", "4294967296", "\"x\"", "true", "[]", "{}", "[null]", "\" 1\""];
 
-/// Makes one field of a configuration nearly valid: a strange value, another case of its name, or an unknown field.
+/// Makes one field of a configuration nearly valid: a strange value, the name in another case, or an unknown field.
 fn spoil(random: &mut Random, plugin: &mut Value) {
     let mut paths = Vec::new();
     collect(plugin, &mut Vec::new(), &mut paths);

@@ -9,9 +9,9 @@ pub(crate) struct Difference {
     pub(crate) step: &'static str,
     pub(crate) weft: String,
     pub(crate) go: String,
-    /// Lines that only one of them has, each with its name.
+    /// Lines that only one of them has, each with the plugin's name.
     pub(crate) lines: Vec<String>,
-    /// Errors of a failed ADD: that of weft, that of the Go plugin.
+    /// Errors from a failed ADD: weft's, and the Go plugin's.
     pub(crate) errors: [String; 2],
 }
 
@@ -142,7 +142,7 @@ const KNOWN: &[Known] = &[
 /// Reason, and whether it explains a line that only one of the two has.
 type KnownLine = (&'static str, fn(&str) -> bool);
 
-/// Lines of the kernel state. A difference is known if each of its lines is.
+/// Lines of the kernel state. A difference is known if each line in it is.
 const KNOWN_LINES: &[KnownLine] = &[
     ("masquerading and port mappings use nftables", |line| {
         let of_go = line.starts_with("go ");

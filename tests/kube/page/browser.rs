@@ -10,7 +10,7 @@ use testkit::{Finished, host, workspace};
 
 use super::cluster::{HOSTILE, OPEN, PAGE, PROTECTED, PageCluster, STATUS, event, node, pod, pool};
 
-/// Browser, and the directory of its screenshots.
+/// Browser, and the directory for screenshots.
 struct Browser {
     parts: PathBuf,
 }
@@ -21,7 +21,7 @@ impl Browser {
         parts("browser").map(|parts| Browser { parts })
     }
 
-    /// Runs the steps of a part of `browser.py`; returns its findings by name.
+    /// Runs the steps in one part of `browser.py`; returns the findings by name.
     fn run(&self, cluster: &PageCluster, part: &str, url: &str, token: &str) -> Finished {
         let script = workspace().join("lanes/kube/browser.py");
         let axe = self.parts.join("axe.min.js");

@@ -67,7 +67,7 @@ impl PageCluster {
         });
     }
 
-    /// Value of a metric of the page.
+    /// Value of a metric on the page.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let page = self.machine.attempt(["curl", "-s", &format!("http://{HEALTH}/metrics")]).stdout;
         let found = page.lines().find_map(|line| line.strip_prefix(name));
@@ -99,7 +99,8 @@ impl PageCluster {
         self.ask(address, "/api/stream", words)
     }
 
-    /// Creates a service account that may list resources in a namespace, or in all of them if it is empty. Returns its token.
+    /// Creates a service account that may list resources in a namespace, or in all of them if it is empty. Returns the
+    /// token.
     pub(crate) fn viewer(&self, name: &str, within: &str, resources: &str) -> String {
         self.kube.service_account("default", name);
         if !resources.is_empty() {
@@ -149,7 +150,7 @@ impl PageCluster {
         self.kube.attempt(["create", "--validate=false", "-f", "-"], &list.to_string()).success();
     }
 
-    /// Sets the phase of a pod, as its kubelet does.
+    /// Sets a pod's phase, as the kubelet does.
     pub(crate) fn run_pod(&self, namespace: &str, name: &str) {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
         let mut pod = self.kube.json(["pod", "-n", namespace, name]);
@@ -167,7 +168,7 @@ impl Answer {
         sets.flat_map(|data| data["set"][table].as_array().cloned().unwrap_or_default()).collect()
     }
 
-    /// Data of the first event of this name.
+    /// Data in the first event with this name.
     pub(crate) fn event(&self, name: &str) -> Option<Value> {
         let prefix = format!("event: {name}\ndata: ");
         let data = self.body.split("\n\n").find_map(|message| message.strip_prefix(&prefix))?;
@@ -245,7 +246,7 @@ pub(crate) fn node(name: &str, failed: u64, pod: &str) -> Value {
     node
 }
 
-/// Pool with its counts, and blocks of nodes.
+/// Pool with counts, and blocks on nodes.
 pub(crate) fn pool(kube: &Kube, range: &str, used: u64, leased: u64) {
     let name = range.replace('/', "-");
     let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": name }, "spec": { "range": range } });

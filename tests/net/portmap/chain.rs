@@ -1,10 +1,10 @@
-//! A pod behind `bridge` and `portmap`, and the rules for its ports.
+//! A pod behind `bridge` and `portmap`, and the rules for the pod's ports.
 
 use rig::with;
 use serde_json::{Value, json};
 use testkit::{Attachment, Host, Pod};
 
-/// A pod with an interface, and the configurations of a chain of `bridge` and `portmap`.
+/// A pod with an interface, and the configurations for a chain with `bridge` and `portmap`.
 pub(crate) struct Chain<'a> {
     pub(crate) pod: Pod,
     pub(crate) bridge: Value,
@@ -62,7 +62,7 @@ impl<'a> Chain<'a> {
         config
     }
 
-    /// Returns its address of a family, with a port.
+    /// Returns the pod's address in a family, with a port.
     pub(crate) fn at(&self, six: bool, port: u16) -> String {
         let all = rig::addresses(&self.portmap["prevResult"]);
         let bare = all[usize::from(six)].split('/').next().unwrap();

@@ -105,7 +105,7 @@ fn tidy_object(map: &mut Map<String, Value>) {
     map.values_mut().for_each(tidy);
 }
 
-/// Placeholders for generated names and addresses, in the order of their first occurrence.
+/// Placeholders for generated names and addresses, in the order of first occurrence.
 #[derive(Default)]
 pub(crate) struct Placeholders {
     known: BTreeMap<String, String>,

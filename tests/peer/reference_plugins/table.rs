@@ -179,7 +179,7 @@ pub(crate) const BASES: &[Base] = &[
     },
 ];
 
-/// Options of the Go plugins v1.9.1 that the rows compare. Other options have their own files (`dhcp.rs`,
+/// Options of the Go plugins v1.9.1 that the rows compare. Other options have separate files (`dhcp.rs`,
 /// `host_local.rs`, `firewalld.rs`).
 pub(crate) const OPTIONS: &[(&str, &str)] = &[
     (

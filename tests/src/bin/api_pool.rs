@@ -7,10 +7,10 @@
 //!                                  └─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! - Only one test at a time uses a server. Before the next test gets it, its etcd is restored
+//! - Only one test at a time uses a server. Before the next test gets it, etcd is restored
 //!   (`tests/src/etcd_snapshot.rs`).
 //! - If a server cannot be restored, it is stopped and another one is started.
-//! - A test that is killed returns its server, because its connection to the pool ends with it.
+//! - A killed test also returns the server, because the connection to the pool ends with the test.
 //!
 //! The client is `tests/src/api_pool.rs`.
 
@@ -71,7 +71,7 @@ fn serve_until_broken(kube: &Kube, snapshot: &EtcdSnapshot, listener: &UnixListe
     }
 }
 
-/// Prints why a server is replaced, and the last lines from it and its etcd, because they may explain why a test
+/// Prints why a server is replaced, and the last lines from it and from etcd, because they may explain why a test
 /// failed.
 fn report(machine: &Machine, why: &str) {
     eprintln!("api-pool: starting another API server, because this one could not be restored: {why}");

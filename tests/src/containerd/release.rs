@@ -1,4 +1,4 @@
-//! containerd release that a test runs, and its configuration.
+//! containerd release that a test runs, and the configuration for it.
 //!
 //! | `CONTAINERD2` | release |
 //! |---|---|
@@ -23,7 +23,7 @@ const VARIABLE: &str = "CONTAINERD2";
 /// Value that selects the downloaded release.
 const DOWNLOADED: &str = "debian";
 
-/// containerd release, with the directory that contains its programs.
+/// containerd release, and the directory that contains the programs.
 #[derive(Clone, Debug)]
 pub enum Release {
     /// 1.6, whose configuration file has version 2.
@@ -104,7 +104,7 @@ impl Release {
     }
 }
 
-/// Returns the directory into which `lanes/containerd/prepare` unpacks its download.
+/// Returns the directory into which `lanes/containerd/prepare` unpacks the download.
 fn downloaded(parts: &Path) -> PathBuf {
     parts.join("second")
 }

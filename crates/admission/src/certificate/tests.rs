@@ -1,4 +1,4 @@
-//! Tests of the life of certificates and authorities. A client of rustls verifies each of them.
+//! Tests how certificates and authorities are replaced. A rustls client verifies each of them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Tests of the completion of pods.
+//! Tests for completing pods.
 
 use super::*;
 use npwg::metadata::{RESOURCE_NAME, SpecConfig};

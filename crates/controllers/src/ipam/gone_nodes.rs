@@ -30,7 +30,7 @@ use kube_support::resources::{NodeObject, PodObject};
 /// Time for the agent to answer a probe: the agent's watch may have to reconnect.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum length of the name of a node, in bytes.
+/// Maximum length of a node name, in bytes.
 const NODE_NAME_MAX: usize = 253;
 
 /// State of the nodes that seem to be gone.
@@ -44,7 +44,7 @@ pub(super) struct GoneNodes {
     probed: BTreeMap<String, (String, Instant)>,
 }
 
-/// State of the probe of an object.
+/// State of an object's probe.
 enum ProbeState {
     /// The agent may still answer.
     Waiting,

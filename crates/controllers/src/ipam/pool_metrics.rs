@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 
 /// Maximum number of pools with separate series.
 const POOLS_MAX: usize = 100;
-/// Maximum number of pairs of pool and node with a separate series.
+/// Maximum number of pool and node pairs with a separate series.
 const NODES_MAX: usize = 1_000;
 /// Label of the pools and nodes that are counted together.
 const OTHER: &str = "other";

@@ -50,7 +50,7 @@ use kube_support::resources::PodObject;
 
 /// Name of the controller in Events.
 const CONTROLLER: &str = "weft-ipam";
-/// Prefix of the claim of a sticky pod.
+/// Prefix for a sticky pod's claim.
 const OF_POD: &str = "pod/";
 /// Time after which the address that was imported for a deleted pod is released: a pod of the same name may follow.
 const RECREATION_MAX: Duration = Duration::from_secs(30);
@@ -423,7 +423,7 @@ impl IpamReconciler {
     }
 }
 
-/// Returns the uid of the pod of an owner.
+/// Returns an owner's pod uid.
 fn owner_uid(owner: &str) -> &str {
     owner.split('/').next().unwrap_or_default()
 }

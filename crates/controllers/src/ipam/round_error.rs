@@ -1,4 +1,4 @@
-//! Errors of a round of the IPAM reconciler.
+//! Errors in a round of the IPAM reconciler.
 
 use ipam_api::cluster_snapshot::SnapshotError;
 use kube_support::api_error;

@@ -2,7 +2,7 @@
 //!
 //! - With a token, the API server tells the user (TokenReview), and for each resource whether the user may list it in the
 //!   whole cluster or in single namespaces (SubjectAccessReview). No review is a decision of weft.
-//! - Each client has a share of the reviews of unknown tokens ([`review_shares`](super::review_shares)).
+//! - Each client may cause only a share of the reviews for unknown tokens ([`review_shares`](super::review_shares)).
 //! - Users are known for [`FRESH`]. While the API server cannot answer, known ones are used for [`STALE_MAX`].
 //! - `rights` decides which rights are reviewed, and when. The number of reviews at a time and of failures is bounded.
 //! - On a loopback address there is no token. The host name in a request must then be that of this host, so that a web
@@ -36,10 +36,10 @@ use super::rows::{self, Table};
 const TOKEN_MAX: usize = 8192;
 /// Maximum number of known tokens, of rejected tokens, and of users.
 const KNOWN_MAX: usize = 512;
-/// Maximum number of reviews at a time, of all viewers and of one viewer.
+/// Maximum number of concurrent reviews, for all viewers and for one viewer.
 const REVIEWS_MAX: usize = 16;
 const REVIEWS_OF_VIEWER_MAX: usize = 8;
-/// Maximum duration of one round of reviews. The next round continues with the rights that are due for the longest time.
+/// Maximum duration of one review round. The next round continues with the rights that have been due longest.
 const ROUND_MAX: Duration = Duration::from_secs(8);
 /// Number of failed reviews that ends a round: the API server throttles requests or is not available.
 const FAILURES_MAX: usize = 20;
@@ -105,7 +105,7 @@ pub(super) struct KnownScope {
     pub(super) scope: PageScope,
 }
 
-/// Reviews of the rights of a user that follow each other.
+/// Consecutive reviews of a user's rights.
 struct ReviewRound {
     started: Instant,
     failed: usize,
@@ -410,7 +410,7 @@ impl From<UserInfo> for PageUser {
     }
 }
 
-/// Returns API group and plural of the objects of a table.
+/// Returns API group and plural for the objects in a table.
 fn resource_of(table: Table) -> (&'static str, &'static str) {
     match table {
         Table::Pods => ("", "pods"),

@@ -31,7 +31,7 @@ static FILES: [(&str, Asset); 9] = [
 ];
 /// Paths of the views without an object.
 const VIEWS: [&str; 6] = ["/", "/map", "/networks", "/nodes", "/addresses", "/failures"];
-/// Number of names in the path of a deep link, by the kind of object.
+/// Number of names in a deep link's path, by object kind.
 const LINKS: [(&str, usize); 3] = [("pod", 2), ("network", 2), ("node", 1)];
 
 // === impl Asset ===

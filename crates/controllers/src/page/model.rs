@@ -14,7 +14,7 @@ use tokio::sync::watch::{Receiver, Sender};
 use super::rights::PageScope;
 use super::rows::{Row, Table};
 
-/// Maximum size of the rows of one message, in bytes. A single row may be larger.
+/// Maximum size of the rows in one message, in bytes. A single row may be larger.
 const BATCH_MAX: usize = 16 << 10;
 /// Maximum number of remembered deletions.
 const DELETED_MAX: usize = 20_000;

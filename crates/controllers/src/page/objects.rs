@@ -27,7 +27,7 @@ use super::rows::{Row, message, name};
 
 /// Annotation of a policy with the networks it applies to.
 const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
-/// Maximum number of pools of a node.
+/// Maximum number of pools for a node.
 const POOLS_MAX: usize = 64;
 
 /// Event as the core API returns it.

@@ -1,4 +1,4 @@
-//! Number of open streams, and of those of each user.
+//! Number of open streams, in total and by user.
 //!
 //! - A stream counts from the response until the last event.
 //! - One user has few of all streams, so no account keeps the others out.
@@ -12,7 +12,7 @@ use thiserror::Error;
 
 /// Maximum number of streams.
 const STREAMS_MAX: usize = 512;
-/// Maximum number of streams of one user.
+/// Maximum number of streams for one user.
 const STREAMS_OF_USER_MAX: usize = 32;
 
 /// Open streams.
@@ -53,7 +53,7 @@ impl OpenStreams {
         Arc::new(OpenStreams { counts: Mutex::default(), gauge })
     }
 
-    /// Adds a stream of a user, or of a client of this host.
+    /// Adds a stream for a user, or for a client on this host.
     ///
     /// # Errors
     /// There are too many streams, or too many of the user.

@@ -1,8 +1,8 @@
 //! One user's rights: the outcomes of reviews, which of them are due, and the rows that follow from them.
 //!
 //! - A right that the user has is due after [`FRESH`], so a lost right ends soon.
-//! - A right that it lacks in a namespace is due after [`DENIED_MAX`]: an old denial shows no row. Most namespaces are
-//!   denied to most users, so these reviews would be most of the load of the API server.
+//! - A right that the user lacks in a namespace is due only after [`DENIED_MAX`], because an old denial shows no row.
+//!   Most namespaces are denied to most users, so these reviews would otherwise be most of the API server's load.
 //! - A review that fails changes nothing. An earlier outcome is used for [`STALE_MAX`], and without one there is no right.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -42,7 +42,7 @@ pub(super) struct PageScope {
     pub(super) blocks: bool,
 }
 
-/// Outcomes of the reviews of one user.
+/// Review outcomes for one user.
 #[derive(Debug, Default)]
 pub(super) struct KnownReviews {
     /// Rights in the whole cluster.

@@ -1,4 +1,4 @@
-//! Row of a table of the page: an object of the cluster as compact JSON.
+//! Row in a table on the page: a cluster object as compact JSON.
 //!
 //! A row is made once, when the object changes, and all clients share it. Each text is shortened and without control
 //! characters: users of the cluster write them.

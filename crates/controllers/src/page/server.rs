@@ -31,7 +31,7 @@ const HEADERS_MAX: Duration = Duration::from_secs(5);
 const CONNECTION_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 1024;
-/// Maximum size of the buffers of a connection, in bytes. It also limits the headers of a request.
+/// Maximum buffer size for a connection, in bytes. It also limits request headers.
 const BUFFER_MAX: usize = 32 << 10;
 
 /// Serves requests until the process ends.

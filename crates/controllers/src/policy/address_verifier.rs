@@ -1,7 +1,7 @@
 //! Verification of the addresses in a network-status, which every user that can change the pod can write.
 //!
-//! - An address on a network of `weft-ipam` counts if an IPBlock with it is leased by the node of the pod, or kept by a
-//!   claim of the pod's namespace. So a forged address is one of the pod's own node.
+//! - An address on a `weft-ipam` network counts if the pod's node leases an IPBlock with it, or if a claim in the pod's
+//!   namespace keeps it. So a pod can at most forge an address that the same node leases.
 //! - Addresses on other networks cannot be verified. A policy that selects a pod as a peer trusts the pod's authors.
 //!
 //! Source: `docs/security.md`; `docs/design/ipam.md`, IPBlock.
@@ -24,7 +24,7 @@ use kube_support::resources::{Key, Reduced};
 
 /// IPAM plugin whose addresses are in IPBlocks.
 const VERIFIED: &str = "weft-ipam";
-/// Largest number of address bits of a block (docs/design/ipam.md).
+/// Maximum number of address bits in a block (docs/design/ipam.md).
 const BLOCK_BITS_MAX: u8 = 8;
 
 /// Holder of a block.

@@ -76,7 +76,8 @@ impl Caches {
         }
     }
 
-    /// Waits until a complete list of each kind was read: a part of the pods would remove the addresses of the others.
+    /// Waits until a complete list of each kind was read: if only some pods were known, the addresses of all others
+    /// would be removed.
     pub(super) async fn synced(&self) {
         self.policies.synced().await;
         self.pods.synced().await;

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube_support::resources::Key;
 
-/// Maximum size of the address sets of a namespace, in bytes.
+/// Maximum total size of a namespace's address sets, in bytes.
 pub(super) const NAMESPACE_MAX: usize = 8 << 20;
 
 /// Sizes of all address sets.
 #[derive(Debug, Default)]
 pub(super) struct NamespaceSizes(BTreeMap<String, OneNamespace>);
 
-/// Sizes of the address sets of one namespace.
+/// Sizes of one namespace's address sets.
 #[derive(Debug, Default)]
 struct OneNamespace {
     sizes: BTreeMap<String, usize>,

@@ -5,7 +5,8 @@
 //!     cargo test -p controllers policy_simulation -- --nocapture
 //! ```
 //!
-//! - A pod is on one network. It has one of ten roles and one of twenty namespaces, half of which have the label `tenant`.
+//! - A pod is on one network. There are ten roles and twenty namespaces; half of the namespaces have the label
+//!   `tenant`.
 //! - A policy selects one role in the policy's namespace on one network. Peers are a role in all namespaces, or a
 //!   tenant.
 //! - An agent watches the sets for policies that select a pod on the agent's node.
@@ -129,7 +130,7 @@ fn print(what: &str, numbers: &[usize]) {
     eprintln!("{what}: mean {mean}, largest {}", numbers.iter().max().unwrap());
 }
 
-/// Cost of the start of pods.
+/// Cost of starting pods.
 #[derive(Default)]
 struct StartCost {
     writes: usize,

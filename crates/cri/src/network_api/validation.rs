@@ -26,7 +26,7 @@ const PLUGINS_MAX: usize = 32;
 const RANGES_MAX: usize = 64;
 /// Maximum number of capabilities in a plugin.
 const CAPABILITIES_MAX: usize = 32;
-/// Maximum length of a uid and of a capability name, in bytes.
+/// Maximum length of uids and capability names, in bytes.
 const WORD_MAX: usize = 253;
 
 /// Network that passed validation.

@@ -110,7 +110,7 @@ fn used_and(used: &UsedAddresses, more: &str) -> UsedAddresses {
     both
 }
 
-/// First addresses of the subnets of random sets, including both ends of each family.
+/// First subnet addresses in random sets, including both ends of each family.
 const PLACES: [&str; 6] =
     ["0.0.0.0", "10.1.2.0", "255.255.255.0", "::", "fd00::100", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00"];
 

@@ -1,4 +1,4 @@
-//! PolicyAddressSet: addresses of the pods that rules of MultiNetworkPolicies select. The policy controller creates the objects.
+//! PolicyAddressSet: addresses of pods that MultiNetworkPolicy rules select. The policy controller creates the objects.
 
 use kube::CustomResource;
 use npwg::network_policy::Protocol;

@@ -20,7 +20,7 @@ use npwg::rule::{Rule, Stage};
 const NODE: &str = r#"{"cniVersion": "1.1.0", "name": "weft", "type": "weft",
     "delegates": [{"cniVersion": "1.1.0", "name": "default", "type": "bridge"}]}"#;
 
-/// Number of devices of each resource: more than a pod can have networks.
+/// Number of devices for each resource: more than a pod can have networks.
 const DEVICES: usize = 256;
 
 /// Rules about facts that only a cluster or a node knows.

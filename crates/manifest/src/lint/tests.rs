@@ -390,7 +390,7 @@ fn lint_validates_options_of_plugin_aliases() {
     assert!(found.iter().all(|finding| finding.fault.rule != Rule::UnknownPluginType), "{found:?}");
 }
 
-/// Applies all fixes; returns the documents and the number of findings of the same rule that remain.
+/// Applies all fixes; returns the documents, and how many findings by the same rule remain.
 fn fixed(text: &str) -> (Vec<serde_json::Value>, usize) {
     let findings = |text: &str| {
         let findings = manifest(&Manifest::parse(text), &Knowledge::default());

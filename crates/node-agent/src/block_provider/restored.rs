@@ -21,7 +21,7 @@ use kube_support::lookup::ASK_MAX;
 use node_support::client_probe::ClientProbe;
 
 impl BlockProvider {
-    /// Returns a receiver of the number of restores of the cluster.
+    /// Returns a receiver that gets the number of cluster restores.
     pub(crate) fn restorations(&self) -> Receiver<u64> {
         self.history.restorations()
     }

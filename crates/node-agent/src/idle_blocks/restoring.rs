@@ -1,5 +1,5 @@
-//! Restoring of reserved addresses: an address of a leased block that no single address uses any more is free in the block
-//! again, without the return of the block.
+//! Restores reserved addresses: an address in a leased block that no single address uses any more becomes free in the
+//! block again, although the block is not returned.
 //!
 //! ```text
 //!   reserved in the object of a block, and not excluded ──► single address in use, or in quarantine? ── yes ──► later

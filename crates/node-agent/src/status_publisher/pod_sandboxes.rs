@@ -1,4 +1,4 @@
-//! Attached sandboxes of each pod: of several, the newest has the status of the pod.
+//! Attached sandboxes by pod: if a pod has several, the newest one determines the pod's status.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

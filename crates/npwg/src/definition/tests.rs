@@ -1,4 +1,4 @@
-//! Tests of the four rules and of the added name.
+//! Tests of the four rules and the added name.
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Compiles the policies for one attachment: selectors become peer addresses, named ports become numbers.
 //!
-//! - A named port of an ingress rule is that of the pod itself. A named port of an egress rule is that of each peer, so
-//!   the rule is divided by the numbers for which [`PolicyAddresses`] has sets.
+//! - In an ingress rule, a named port is the pod's own. In an egress rule, every peer can have another number for it,
+//!   so the rule is divided by the numbers for which [`PolicyAddresses`] has sets.
 //! - If a policy's addresses are missing, the sets are empty: the rules then allow no peer that a selector would
 //!   select.
 

@@ -14,7 +14,7 @@ use super::{
     Ports, Protocol, RuleList,
 };
 
-/// Version of the text of a selection.
+/// Version of the selection text.
 const FORMAT: u32 = 1;
 
 /// Peers, and named ports of peers, of equal rules.

@@ -1,4 +1,4 @@
-//! Addresses of the peers of a policy, by the place in the policy where they count.
+//! A policy's peer addresses, by the place in the policy where they count.
 //!
 //! - A peer counts with the addresses on every network that the policy names, because several definitions can describe
 //!   one network.
@@ -24,12 +24,12 @@ pub struct PeerSet {
     pub port: Option<(Protocol, u16)>,
 }
 
-/// Addresses of the peers of a policy. A set that is absent is empty, and allows nothing.
+/// A policy's peer addresses. A set that is absent is empty, and allows nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyAddresses(BTreeMap<PeerSet, Arc<AddressList>>);
 
-/// Returns the addresses of the peers of a policy. `pods` are the attachments of all pods, or at least of those that are
-/// attached to a network of the policy.
+/// Returns a policy's peer addresses. `pods` are all pods' attachments, or at least those to networks that the policy
+/// names.
 pub fn resolve<'a>(
     policy: &NetworkPolicy,
     pods: impl IntoIterator<Item = &'a PodAttachment<'a>>,

@@ -32,7 +32,7 @@ pub(super) struct Changed {
 /// Changes the sandbox of `entry` to `plan`, and starts nothing after `timeout`. The caller holds the sandbox's lock.
 ///
 /// # Errors
-/// Nothing was changed. Failures of single networks are part of the result.
+/// Nothing was changed. Errors in single networks are part of the result.
 pub(super) fn change(
     journal: &Journal,
     invoker: &PluginInvoker,
@@ -95,7 +95,7 @@ pub(super) fn change(
     Ok(changed)
 }
 
-/// Takes the link of an attachment out of the entry if it is in the sandbox.
+/// Takes an attachment's link out of the entry if it is in the sandbox.
 fn take_link(entry: &mut Entry, place: usize) -> Result<Option<AttachedLink>, Error> {
     match &entry.attachments[place].link {
         Some(known) if attached_link::is_there(entry, known)? => Ok(entry.attachments[place].link.take()),

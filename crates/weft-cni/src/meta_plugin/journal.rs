@@ -182,7 +182,7 @@ impl Journal {
     }
 }
 
-/// Result of looking for the entry of a sandbox at DEL.
+/// Result when DEL looks for a sandbox's entry.
 pub(super) enum Found {
     /// The entry of the sandbox.
     Entry(Box<Entry>),

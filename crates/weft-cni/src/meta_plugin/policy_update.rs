@@ -44,7 +44,7 @@ struct Begun {
 /// not exist any more, or whose policies are not those that the agent compared, are left alone.
 ///
 /// # Errors
-/// Nothing was changed. Failures of single attachments are part of the result.
+/// Nothing was changed. Errors in single attachments are part of the result.
 pub(super) fn update(
     journal: &Journal,
     invoker: &PluginInvoker,

@@ -94,8 +94,8 @@ pub(super) fn window(settings: &Settings, pool: &Pool) -> String {
     format!("{} {} {}", settings.quarantine, pool.filter.count(), spans.join(","))
 }
 
-/// Returns a digest of the pools of all sets; empty for one pool. An attachment whose recorded digest differs from the
-/// one at DEL may hold addresses from pools that the configuration no longer has.
+/// Returns a digest over the pools in all sets; empty for one pool. An attachment whose recorded digest differs from
+/// the one at DEL may hold addresses from pools that the configuration no longer has.
 pub(super) fn spread(settings: &Settings) -> String {
     let names = settings.all_pool_names();
     if names.len() < 2 { String::new() } else { hashed("", 16, &names) }

@@ -56,7 +56,7 @@ use node_support::weft_cni::{Foreign, OnHost, WeftCni};
 
 /// Interval between two checks of the default network.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Timeout of STATUS of one plugin.
+/// Timeout for STATUS in one plugin.
 const STATUS_MAX: Duration = Duration::from_secs(30);
 /// Interval at which the reason for waiting is printed.
 const REMINDER: Duration = Duration::from_secs(30);

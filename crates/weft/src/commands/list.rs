@@ -184,7 +184,7 @@ fn list_policies(rows: &[Row], format: Format) -> Result<(), Failure> {
     }
 }
 
-/// Returns the rows of the journals, or those of a pod, with the time of each. An unreadable entry may be that of the pod.
+/// Returns the journals' rows, or those for a pod, with the time of each. An unreadable entry may belong to the pod.
 fn read(
     handles: &[JournalHandle],
     pod: Option<&PodName>,
@@ -255,10 +255,10 @@ const SUBJECT: usize = 3;
 const AGE: usize = 6;
 /// Interval between two looks with `-w`.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Number of characters of a short container ID, as crictl prints it.
+/// Number of characters in a short container ID, as crictl prints it.
 const SHORT: usize = 13;
 
-/// Returns the short form of a container ID of a runtime. Other IDs contain the name of a pod and stay whole.
+/// Returns the short form of a runtime's container ID. Other IDs contain a pod name and stay whole.
 fn short(container: &str) -> &str {
     let is_of_runtime = container.len() > 2 * SHORT && container.bytes().all(|byte| byte.is_ascii_hexdigit());
     if is_of_runtime { &container[..SHORT] } else { container }
@@ -273,7 +273,7 @@ fn headings(format: Format) -> Vec<&'static str> {
     headings
 }
 
-/// Returns the cells of each attachment of a sandbox.
+/// Returns the cells for each attachment in a sandbox.
 fn cells(entry: &Entry, time: Option<SystemTime>, format: Format) -> Vec<Vec<String>> {
     let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
     let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);

@@ -1,4 +1,4 @@
-//! `weft trace`: follows the path of packets between two pods of a network, and says where they are lost.
+//! `weft trace`: follows the path of packets between two pods on a network, and says where they are lost.
 //!
 //! - The first pod is on this node. The journal has the interface and the addresses; `weft-cni sandbox trace` enters
 //!   the namespaces. Nothing is changed, except for the packets of one probe.
@@ -34,7 +34,7 @@ use kube_support::lookup::ask;
 use kube_support::resources::PodObject;
 use node_support::weft_cni::WeftCni;
 
-/// Maximum number of addresses of an interface that are considered.
+/// Maximum number of addresses that are considered for an interface.
 const ADDRESSES_MAX: usize = 16;
 
 /// Arguments of `weft trace`.

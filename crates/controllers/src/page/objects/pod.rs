@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::super::rows::{Row, message, name};
 use super::{identity, lenient};
 
-/// Maximum number of interfaces of a pod, and of addresses of an interface.
+/// Maximum number of interfaces in a pod, and of addresses on an interface.
 const INTERFACES_MAX: usize = 32;
 const ADDRESSES_MAX: usize = 16;
 

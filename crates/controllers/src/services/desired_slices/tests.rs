@@ -1,4 +1,4 @@
-//! Tests of the desired endpoints, by the request of the Service and the state of its pods.
+//! Tests of desired endpoints, for different Service requests and pod states.
 
 use proptest::prelude::*;
 use serde_json::json;

@@ -8,8 +8,8 @@
 //! POSTROUTING, first: -j CNI-HOSTPORT-MASQ: -m mark --mark 0x2000/0x2000 -j MASQUERADE
 //! ```
 //!
-//! There is one commit for each address family. The names of the chains are part of this compatibility. So several
-//! `portmap` of one list share the container's chain, as they do with the reference plugin.
+//! There is one commit for each address family. Chain names are part of this compatibility. So several `portmap`
+//! plugins in one list share the container's chain, as they do with the reference plugin.
 //!
 //! Source: plugins `plugins/meta/portmap/{portmap_iptables,chain}.go`.
 

@@ -59,7 +59,7 @@ pub(super) struct Variant<'a> {
     pub(super) destinations: &'a Destinations,
 }
 
-/// Destinations of packets that are addresses of this host.
+/// Packet destinations that count as addresses of this host.
 ///
 /// Where kube-proxy runs in IPVS mode, all Service addresses are local addresses, too. They are on a separate link, but
 /// nf_tables cannot ask which link has a local address. So the addresses on the other links are listed. An ADD brings

@@ -602,7 +602,7 @@ pub(super) fn number(protocol: Protocol) -> u8 {
 /// attachment left.
 ///
 /// # Errors
-/// Those of listing and of the commit.
+/// Listing or commit fails.
 pub(super) fn clear_the_way(nft: &mut Nft, target: &Target) -> Result<(), Error> {
     let key = Data::link(target.place.link());
     let tables = nft.all_tables()?;

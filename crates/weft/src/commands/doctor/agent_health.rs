@@ -11,7 +11,7 @@ use super::Finding;
 
 /// Default address of the agent's HTTP server (`weft agent --listen`).
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
-/// Timeout of the connection, and of each part of the response.
+/// Timeout for the connection, and for each part of the response.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of the response.
 const RESPONSE_MAX: u64 = 64 << 10;

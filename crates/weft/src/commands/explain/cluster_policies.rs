@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use crate::cluster_access::ClusterAccess;
 use crate::pod_name::PodName;
 
-/// Number of objects in one response of the API server.
+/// Number of objects in one API server response.
 const PAGE: u32 = 500;
 
 /// Cluster objects, and the addresses that the policy controller wrote, which the agents enforce.

@@ -73,7 +73,7 @@ pub(crate) struct FailedFile {
     pub(crate) why: String,
 }
 
-/// Result of the removal of the recorded files.
+/// Result of removing the recorded files.
 #[derive(Debug)]
 pub(super) struct Removal {
     /// A line for each file.

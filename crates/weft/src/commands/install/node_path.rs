@@ -77,7 +77,7 @@ impl NodePath {
         NodePath::below(root, &self.named.join(name)).map_or_else(|_| entry.to_owned(), |found| found.here)
     }
 
-    /// Returns the path of an entry of this directory.
+    /// Returns the path of an entry in this directory.
     pub(super) fn join(&self, name: &str) -> NodePath {
         NodePath { named: self.named.join(name), here: self.here.join(name) }
     }

@@ -35,7 +35,7 @@ const SUBJECT: usize = 4;
 const AGE: usize = 6;
 /// Interval between two looks with `-w`: changes in between are printed together.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Number of pods in one response of the API server.
+/// Number of pods in one API server response.
 pub(super) const PAGE: u32 = 500;
 
 /// Pod, reduced to the fields in use.
@@ -225,7 +225,7 @@ fn headings(format: Format) -> Vec<&'static str> {
     headings
 }
 
-/// Returns the cells of each network of the pods.
+/// Returns the cells for each network that the pods have.
 fn rows<'a>(pods: impl IntoIterator<Item = &'a PodDocument>, format: Format) -> Vec<Vec<String>> {
     let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let mut rows = Vec::new();

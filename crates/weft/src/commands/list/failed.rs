@@ -36,7 +36,7 @@ use kube_support::{api_error, resource};
 /// Events of weft, and those of the kubelet about sandboxes that it could not create.
 const OF_WEFT: &str = "source=weft";
 const OF_KUBELET: &str = "reason=FailedCreatePodSandBox";
-/// Text before the error of `weft-cni` in an Event of the kubelet, after the identifier of the sandbox.
+/// Text before `weft-cni`'s error in a kubelet Event, after the sandbox identifier.
 const CALLED: &str = "plugin type=\"weft\"";
 /// Reason for a pod without an Event: it runs without a network, or the annotation is invalid.
 const MISSING: &str = "NetworksMissing";
@@ -74,7 +74,7 @@ struct Condition {
 
 resource!(CandidatePod as PodObject);
 
-/// Summary of the Events of one pod.
+/// Summary of one pod's Events.
 #[derive(Clone, Debug, Default)]
 struct PodEvents {
     /// Newest failure: time, reason and message.
@@ -97,7 +97,7 @@ struct FailingPod {
     reason: String,
     message: String,
     hint: String,
-    /// Number of failures in the Events of the last hour; zero if there is no Event.
+    /// Number of failures in Events from the last hour; zero if there is no Event.
     failures: u64,
     /// Time of the newest failure, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,7 @@ use cli_support::failure::Failure;
 
 /// Interval between two looks at the pod.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Path of the daemon configuration of Multus in the pod.
+/// Path of Multus's daemon configuration in the pod.
 pub(super) const DAEMON_CONFIG: &str = "/daemon-config/daemon-config.json";
 /// Directories of the node that the commands read and write, beside those of the runtime.
 const DIRECTORIES: [(&str, &str); 3] =

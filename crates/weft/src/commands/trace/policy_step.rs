@@ -13,7 +13,7 @@ pub(super) const NAME: &str = "network policy";
 /// Maximum number of rules that a finding names.
 const RULES_MAX: usize = 8;
 
-/// Returns the steps of both ends: the egress of the first one, and the ingress of the second one.
+/// Returns the steps for both ends: egress at the first one, ingress at the second one.
 pub(super) fn steps(ends: [(&TraceEnd, Option<&Entry>); 2], tcp: Option<u16>) -> Vec<TraceStep> {
     let [(from, sending), (to, receiving)] = ends;
     let sides = [(from, sending, to, Direction::Egress), (to, receiving, from, Direction::Ingress)];

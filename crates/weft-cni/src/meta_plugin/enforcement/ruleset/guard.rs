@@ -13,8 +13,9 @@
 //!
 //! Such packets pass untracked. They are not dropped, because another network of the node may use the same addresses.
 //!
-//! The element of `owners` for the host end, and that of `bound`, have the attachment id as comment. A bridge is a link
-//! of many attachments, whose elements for it are shared: they exist as long as an attachment has the address.
+//! The element of `owners` for the host end, and that of `bound`, have the attachment id as comment. Many attachments
+//! have the same bridge as link, so they share the elements for it, which exist as long as an attachment has the
+//! address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -35,7 +35,7 @@ use cli_support::failure::Failure;
 use cli_support::privilege;
 use delegates::Planned;
 
-/// Name of the directory of libcni's cache.
+/// Name of libcni's cache directory.
 const RESULTS: &str = "results";
 /// Directory of device information files.
 const DEVICES: &str = "/k8s.cni.cncf.io/devinfo/cni/";
