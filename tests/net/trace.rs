@@ -321,8 +321,7 @@ fn trace_finds_port_that_is_down_and_silent_neighbour() {
     host.run(["ip", "link", "set", &port, "nomaster"]);
     path.web.run(["ip", "neigh", "flush", "all"]);
     let all = path.trace("");
-    let fault =
-        |step: &str| all.iter().find(|one| one["step"] == step && one["result"] == "error").is_some();
+    let fault = |step: &str| all.iter().find(|one| one["step"] == step && one["result"] == "error").is_some();
     assert!(fault("neighbour") && fault("port") && fault("probe"), "{all:#?}");
     host.run(["ip", "link", "set", &port, "master", "br2"]);
     // The pod does not answer address resolution.

@@ -37,7 +37,7 @@ pub enum Way {
 pub struct Row {
     /// File that contains the block.
     pub file: &'static str,
-    /// How one of the block's commands begins.
+    /// Beginning of one command in the block.
     pub command: &'static str,
     /// Test method for the block.
     pub way: Way,
