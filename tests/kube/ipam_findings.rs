@@ -147,8 +147,8 @@ fn small_window_is_warned_of_and_usable_addresses_are_counted() {
     let few = warnings();
     assert!(few.starts_with("\"few\"") && few.contains("has 5 addresses for 3 nodes"), "{few}");
     // The linter asks the cluster for the number of nodes.
-    nodes.machine.write("/root/small.json", definition.to_string());
-    let linted = weft(&nodes, &["lint", "-o", "json", "/root/small.json"]).success().json();
+    nodes.machine.write("/run/small.json", definition.to_string());
+    let linted = weft(&nodes, &["lint", "-o", "json", "/run/small.json"]).success().json();
     let rules = linted["findings"].as_array().expect("a list").clone();
     let found = rules.iter().find(|finding| finding["rule"] == "few-addresses");
     let reason = found.map(|finding| finding["reason"].to_string()).unwrap_or_default();

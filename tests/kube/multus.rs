@@ -336,6 +336,9 @@ fn delete_by_weft(comparison: &Comparison, keys: &Value) {
     let listed =
         machine.command(rig::parts::text(&testkit::binary("weft"))).args(["list", "-o", "json"]).finish();
     let listed = listed.success().json();
+    until("attachments that Go's bridge cannot check are counted", || {
+        comparison.agent.metric("weft_unchecked_attachments ").filter(|count| *count > 0.0)
+    });
     for (name, uid, pod, shape, written) in &attached {
         let sandbox =
             listed.as_array().into_iter().flatten().find(|sandbox| sandbox["pod"]["name"] == **name);

@@ -34,7 +34,7 @@ fn doctor_reports_changed_failed_and_orphaned_objects() {
     host.write("/etc/cni/net.d/10-weft.conflist", configuration.replace("\"type\": \"weft\",", &planned));
     run(&host, &format!("attach -f {} --pod my-namespace/my-pod", examples.display())).success();
     let quiet = run(&host, "doctor").success();
-    assert!(quiet.stdout.contains("no findings; 1 sandboxes"), "{quiet}");
+    assert!(quiet.stdout.contains("no findings; 1 sandbox"), "{quiet}");
 
     // The runtime uses the first file.
     host.write(

@@ -138,7 +138,7 @@ fn import_multus_attachments_are_listed_checked_and_detached() {
     assert_nothing_left("dry run", &host, &shown);
 
     let done = import(&host, &["--apply"]).success();
-    assert!(done.stderr.contains(": imported\n1 sandboxes in /var/lib/cni/multus"), "{done}");
+    assert!(done.stderr.contains(": imported\n1 sandbox in /var/lib/cni/multus"), "{done}");
     assert_eq!(
         (files(&host, MULTUS), links(&pod)),
         (memory, attached),
@@ -256,7 +256,7 @@ fn import_multus_names_the_program_of_whereabouts() {
     host.run(["rm", "-f", program]);
     let missing = import(&host, &[]);
     assert_eq!(missing.code, Some(1), "{missing}");
-    let subject = "whereabouts: 1 sandboxes have its addresses";
+    let subject = "whereabouts: 1 sandbox with its addresses";
     let because = format!("not imported: {subject}: no program of this name is in /opt/cni/bin");
     assert!(missing.stderr.contains(&because), "{missing}");
     host.write(program, "program of whereabouts");

@@ -30,8 +30,8 @@ fn unreachable_cluster(host: &Host) -> &'static str {
     let kubeconfig = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{ "name": "c", "cluster": { "server": "http://127.0.0.1:1" } }],
         "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }], "users": [{ "name": "u", "user": {} }] });
-    host.write("/root/away.json", kubeconfig.to_string());
-    "/root/away.json"
+    host.write("/run/away.json", kubeconfig.to_string());
+    "/run/away.json"
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn reset_removes_trials_and_keeps_sandboxes_of_a_runtime() {
     let plan = run(&host, "reset -o json").success();
     assert_eq!(leftovers(&plan), with_state("planned"), "{plan}");
     let kept = plan.json()["kept"].to_string();
-    assert!(kept.contains("1 sandboxes of a container runtime"), "{kept}");
+    assert!(kept.contains("1 sandbox of a container runtime"), "{kept}");
     assert!(kept.contains("weft-blue_busy: process"), "{kept}");
     let text = run(&host, "reset").success();
     assert!(text.stdout.contains("nothing was changed; weft reset --yes"), "{text}");

@@ -131,7 +131,7 @@ fn install_and_remove_on_a_node_in_use_leave_nothing() {
     // After the removal, new pods have the default network; earlier pods keep their networks.
     let refused = node.attempt([text(&weft), "install", "--remove"]);
     assert_eq!(refused.code, Some(1), "{refused}");
-    assert!(refused.stderr.contains("1 sandboxes") && refused.stderr.contains("--wait"), "{refused}");
+    assert!(refused.stderr.contains("1 sandbox") && refused.stderr.contains("--wait"), "{refused}");
     assert!(node.read(INSTALLED).is_some());
     node.machine().start(REMOVAL, [text(&weft), "install", "--remove", "--wait"]);
     node.until("the configuration is removed", || node.read(INSTALLED).is_none().then_some(()));
@@ -221,7 +221,7 @@ fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     node.assert_pings("default", "web", "late");
     let label = "app.kubernetes.io/component=removal";
     node.until("the removal waits", || {
-        log_of(&node, label, "remove").contains("waiting for 1 sandboxes").then_some(())
+        log_of(&node, label, "remove").contains("waiting for 1 sandbox").then_some(())
     });
     assert_eq!(node.run(["ls", "/run/tools"]), "", "the command is removed at once");
     let set = || node.kube().json(["daemonset", "-n", "kube-system", "weft-removal"]);

@@ -28,6 +28,11 @@ pub enum Format {
     Yaml,
 }
 
+/// Returns a number with the noun in the right form: `1 sandbox`, `2 sandboxes`.
+pub fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 // === impl Format ===
 
 impl Format {

@@ -265,6 +265,7 @@ impl HealthStatus for AgentState {
         for (state, count) in self.sandboxes.counts() {
             self.metrics.sandboxes(state, count);
         }
+        self.metrics.unchecked(self.sandboxes.unchecked());
         self.metrics.page() + "\n" + &network_info::page(&self.sandboxes)
     }
 }

@@ -167,6 +167,7 @@ pub struct Metrics {
     policy_updates_pending: Gauge,
     policy_restored: Counter,
     drifted: Gauge,
+    unchecked: Gauge,
     unattached: Gauge,
     failing: Family<OfPod, Gauge>,
     /// Number of trace spans.
@@ -198,6 +199,7 @@ impl Default for Metrics {
             policy_updates_pending: Gauge::default(),
             policy_restored: Counter::default(),
             drifted: Gauge::default(),
+            unchecked: Gauge::default(),
             unattached: Gauge::default(),
             failing: Family::default(),
             spans: Spans::default(),
@@ -338,6 +340,11 @@ impl Metrics {
             self.drifted.clone(),
         );
         registry.register(
+            "unchecked_attachments",
+            "Number of attachments with a plugin that no CHECK calls: only interface and addresses are compared",
+            self.unchecked.clone(),
+        );
+        registry.register(
             "unattached_pods",
             "Number of running pods without the networks that they select",
             self.unattached.clone(),
@@ -464,6 +471,11 @@ impl Metrics {
     /// Sets the number of sandboxes with drift.
     pub fn drifted(&self, count: usize) {
         self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the number of attachments with a plugin that no CHECK calls.
+    pub fn unchecked(&self, count: usize) {
+        self.unchecked.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Sets how many running pods lack selected networks.

@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use cni::name::ContainerId;
@@ -48,6 +48,8 @@ pub struct Sandbox {
     pub modified: SystemTime,
     /// Inode and size of the file.
     file: (u64, u64),
+    /// Number of attachments with a plugin that no CHECK calls, once somebody has asked.
+    unchecked: Arc<OnceLock<usize>>,
 }
 
 /// Sandboxes by container id.
@@ -59,6 +61,20 @@ pub struct Sandboxes {
     broken: Mutex<BTreeSet<String>>,
     changes: watch::Sender<u64>,
 }
+
+// === impl Sandbox ===
+
+impl Sandbox {
+    fn new(entry: Entry, modified: SystemTime, file: (u64, u64)) -> Sandbox {
+        Sandbox { entry: Arc::new(entry), modified, file, unchecked: Arc::default() }
+    }
+
+    fn unchecked(&self) -> usize {
+        *self.unchecked.get_or_init(|| self.entry.unchecked().len())
+    }
+}
+
+// === impl Sandboxes ===
 
 impl Sandboxes {
     /// Sandbox states, as [`Sandboxes::counts`] names them.
@@ -109,6 +125,11 @@ impl Sandboxes {
         [(attached, whole.len()), (partial, partly.len()), (unreadable, broken.len())]
     }
 
+    /// Returns the number of attachments with a plugin that no CHECK calls.
+    pub fn unchecked(&self) -> usize {
+        self.known().values().map(Sandbox::unchecked).sum()
+    }
+
     /// Calls `work` with all sandboxes, which cannot change meanwhile.
     pub fn with<T>(&self, work: impl FnOnce(&BTreeMap<ContainerId, Sandbox>) -> T) -> T {
         work(&self.known())
@@ -141,7 +162,7 @@ impl Sandboxes {
                 None => {}
                 Some(Row::Entry(entry)) => {
                     let (modified, file) = stamp.unwrap_or((SystemTime::UNIX_EPOCH, (0, 0)));
-                    let sandbox = Sandbox { entry: Arc::new(*entry), modified, file };
+                    let sandbox = Sandbox::new(*entry, modified, file);
                     known.insert(sandbox.entry.container_id.clone(), sandbox);
                 }
                 Some(Row::Broken { container, error }) => {
@@ -164,7 +185,7 @@ impl Sandboxes {
         match self.journal.entry(container) {
             Ok(Some(entry)) => {
                 let (modified, file) = stamp.unwrap_or((SystemTime::UNIX_EPOCH, (0, 0)));
-                let sandbox = Sandbox { entry: Arc::new(entry), modified, file };
+                let sandbox = Sandbox::new(entry, modified, file);
                 self.known().insert(container.clone(), sandbox);
             }
             Ok(None) => drop(self.known().remove(container)),

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use cli_support::failure::Failure;
+use cli_support::output::counted;
 use cli_support::table;
 
 /// JSON document for one sandbox.
@@ -90,10 +91,7 @@ pub(crate) fn document(entry: &Entry) -> SandboxDocument<'_> {
 
 /// Returns how many networks there are, in words.
 pub(crate) fn network_count(count: usize) -> String {
-    match count {
-        1 => "1 network".to_owned(),
-        count => format!("{count} networks"),
-    }
+    counted(count, "network", "networks")
 }
 
 /// Returns a journal entry's attachments by name, in order.

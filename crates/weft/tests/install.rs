@@ -224,7 +224,7 @@ fn install_remove_is_refused_while_weft_is_needed() {
     assert_refused(&runtime.install(&["--remove"]), &["no other network in"]);
     runtime.default_network();
     runtime.write("journal/sandboxes/abc.json", &"");
-    assert_refused(&runtime.install(&["--remove"]), &["1 sandboxes in", "drain the node first"]);
+    assert_refused(&runtime.install(&["--remove"]), &["1 sandbox in", "drain the node first"]);
     assert!(runtime.written().is_some());
     fs::remove_file(runtime.0.join("journal/sandboxes/abc.json")).unwrap();
     for _ in 0..2 {
@@ -365,7 +365,7 @@ fn install_root_keeps_path_names_and_confines_links() {
     assert!(root.join("var/lib/cni-bin/bin/weft").exists());
     fs::create_dir_all(root.join("var/lib/weft/sandboxes")).unwrap();
     runtime.write("image/var/lib/weft/sandboxes/one.json", &"{}");
-    assert_refused(&install(&["--remove"]), &["1 sandboxes in /var/lib/weft/sandboxes"]);
+    assert_refused(&install(&["--remove"]), &["1 sandbox in /var/lib/weft/sandboxes"]);
     fs::remove_file(root.join("var/lib/weft/sandboxes/one.json")).unwrap();
     assert!(install(&["--remove"]).status.success());
     assert!(!root.join("var/lib/networks/00-weft.conflist").exists());

@@ -136,7 +136,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     archive.end().map_err(failed)?;
     match is_stdout {
         true => Ok(()),
-        false => output::print(&format!("wrote {} with {} files\n", path.display(), names.len() + 1)),
+        false => {
+            let files = output::counted(names.len() + 1, "file", "files");
+            output::print(&format!("wrote {} with {files}\n", path.display()))
+        }
     }
 }
 

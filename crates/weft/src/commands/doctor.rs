@@ -32,7 +32,7 @@ use crate::place::Place;
 use crate::remote_node::{Needs, RemoteNode};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
-use cli_support::output::{Format, Output, Progress};
+use cli_support::output::{Format, Output, Progress, counted};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use ipam_api::clock::now;
@@ -371,8 +371,9 @@ fn print_findings(diagnosis: &Diagnosis, output: Output) -> Result<(), Failure> 
         });
         let mut text: String = lines.collect();
         if findings.is_empty() {
-            let state = if unchecked.is_empty() { "are unchanged" } else { "in the journal" };
-            text.push_str(&format!("no findings; {sandboxes} sandboxes {state}\n"));
+            let state = if unchecked.is_empty() { "unchanged" } else { "in the journal" };
+            let sandboxes = counted(*sandboxes, "sandbox", "sandboxes");
+            text.push_str(&format!("no findings; {sandboxes} {state}\n"));
         }
         if *failures > 0 {
             let hint = "weft history --failed lists them";

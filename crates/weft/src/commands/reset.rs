@@ -29,7 +29,7 @@ use crate::pod_name::{NAMESPACES, PodName};
 use crate::scratch::Scratch;
 use crate::trial_sandbox::{is_created, lock_sandbox};
 use cli_support::failure::{EXIT_CODES, Failure};
-use cli_support::output::{self, Format, Output, Progress};
+use cli_support::output::{self, Format, Output, Progress, counted};
 use cli_support::table;
 use cli_support::terminal::plain;
 use node_support::journal_reader::Row;
@@ -144,7 +144,9 @@ impl Reset {
             }
         }
         if of_runtime > 0 {
-            reset.kept.push(format!("{of_runtime} sandboxes of a container runtime"));
+            reset
+                .kept
+                .push(format!("{} of a container runtime", counted(of_runtime, "sandbox", "sandboxes")));
         }
         reset.find_namespaces(&used, weft_cni);
         reset.leftovers.extend(

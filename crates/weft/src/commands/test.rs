@@ -21,6 +21,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use kube::Client;
 
+use crate::attachments::network_count;
 use crate::cluster_access::ClusterAccess;
 use crate::pod_name::PodName;
 use cases::{Action, Case, Outcome, Verdict};
@@ -28,7 +29,7 @@ use cli_support::async_runtime::runtime;
 use cli_support::duration::seconds;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
-use cli_support::output::{self, Format, Output, Progress};
+use cli_support::output::{self, Format, Output, Progress, counted};
 use cli_support::table;
 use cli_support::terminal::plain;
 use cli_support::timestamp::now;
@@ -147,9 +148,9 @@ async fn test(
     let count = networks.len() * pairs.len();
     if count > arguments.limit {
         let why = format!(
-            "{} networks between {} pairs of nodes are {count} tests, more than --limit {}",
-            networks.len(),
-            pairs.len(),
+            "{} between {} are {count} tests, more than --limit {}",
+            network_count(networks.len()),
+            counted(pairs.len(), "pair of nodes", "pairs of nodes"),
             arguments.limit
         );
         return Err(
@@ -162,9 +163,10 @@ async fn test(
     remove_expired(client, &namespaces, progress).await?;
     let run = Run { token: token(), expires: now(), deadline: arguments.timeout + SPARE, image };
     progress.line(plain(&format!(
-        "{count} tests: {} networks, {} pairs of nodes, image {}",
-        networks.len(),
-        pairs.len(),
+        "{}: {}, {}, image {}",
+        counted(count, "test", "tests"),
+        network_count(networks.len()),
+        counted(pairs.len(), "pair of nodes", "pairs of nodes"),
         run.image.name
     )));
     let mut cases = Vec::new();
@@ -333,7 +335,7 @@ async fn remove_all(
 ) -> Result<(), Failure> {
     let namespaces = named_namespaces(&arguments.networks, namespace);
     let found = remove_until_gone(client, &namespaces, None).await?;
-    progress.line(format!("deleted {} pods", found.len()));
+    progress.line(format!("deleted {}", counted(found.len(), "pod", "pods")));
     Ok(())
 }
 

@@ -16,6 +16,7 @@ use rpc::journal::{self, Entry};
 
 use super::run_tag::{PREFIX, RunTag};
 use super::snapshot;
+use crate::attachments::network_count;
 use crate::manifest_plan::{IFNAME, LoadedInputs};
 use crate::meta_plugin_config::MetaPlugin;
 use crate::pod_name::{NAMESPACES, PodName};
@@ -168,9 +169,8 @@ impl DemoHost {
         let number = self.pods.len() + 1;
         let netns = self.tag.namespace(&format!("pod{number}"));
         let plan = loaded.plan(pod)?;
-        let count = plan.delegates.len();
-        self.progress
-            .line(format!("\npod {pod}: {count} networks, configured by {}", loaded.meta_plugin.file));
+        let networks = network_count(plan.delegates.len());
+        self.progress.line(format!("\npod {pod}: {networks}, configured by {}", loaded.meta_plugin.file));
         self.create_namespace(&netns)?;
         let container = ContainerId::new(&format!("{}-pod{number}", self.tag.prefix()))?;
         let meta_plugin = self.meta_plugin(loaded, number)?;
@@ -224,8 +224,11 @@ impl DemoHost {
         self.progress.line("");
         for AttachedPod { pod, operations, entry, .. } in &self.pods {
             operations.check().map_err(|failure| failure.context(format_args!("check {pod}")))?;
-            let count = entry.plan.delegates.len();
-            self.progress.line(format!("checked {pod}: all {count} networks are unchanged"));
+            let summary = match entry.plan.delegates.len() {
+                1 => "its network is unchanged".to_owned(),
+                count => format!("all {count} networks are unchanged"),
+            };
+            self.progress.line(format!("checked {pod}: {summary}"));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! An agent whose caches are stale still plans pods, but by an old state of the cluster: a changed policy or a new network
 //! definition is unknown to it.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -18,23 +18,54 @@ const RESPONSE_MAX: u64 = 64 << 10;
 /// Maximum number of lines in a finding.
 const LINES_MAX: usize = 20;
 
-/// Returns a finding if the agent waits for a cache, or has a stale one. An agent at another address is not known.
-pub(super) fn finding() -> Option<Finding> {
-    judge(&ask(ADDRESS)?)
+/// Answer from the address of the agent's HTTP server.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    /// No agent listens there.
+    Absent,
+    /// A program accepts connections and answers none: the agent is stopped, or blocked.
+    Silent,
+    /// Body of `/readyz`.
+    Body(String),
 }
 
-/// Returns the body of `/readyz`; `None` if the agent does not answer.
-fn ask(address: SocketAddr) -> Option<String> {
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT).ok()?;
-    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
-    stream.set_write_timeout(Some(TIMEOUT)).ok()?;
-    let request = format!("GET /readyz HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).ok()?;
+/// Returns a finding if the agent hangs, waits for a cache, or has a stale one. An agent at another address is not known.
+pub(super) fn finding() -> Option<Finding> {
+    match ask(ADDRESS) {
+        Answer::Absent => None,
+        Answer::Silent => {
+            let why = format!(
+                "it accepts connections and does not answer within {} s, so no new pod gets its networks",
+                TIMEOUT.as_secs()
+            );
+            let hint = "look whether its process is stopped or overloaded; delete the agent's pod on this node to restart it";
+            Some(Finding::new(format!("agent at {ADDRESS}"), why, hint))
+        }
+        Answer::Body(body) => judge(&body),
+    }
+}
+
+fn ask(address: SocketAddr) -> Answer {
+    let Ok(stream) = TcpStream::connect_timeout(&address, TIMEOUT) else { return Answer::Absent };
     let mut response = Vec::new();
     // A response that ends early is judged by what arrived.
-    let _ = stream.take(RESPONSE_MAX).read_to_end(&mut response);
-    let response = String::from_utf8_lossy(&response).into_owned();
-    response.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+    let read = request(stream, address, &mut response);
+    let is_late =
+        read.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
+    let text = String::from_utf8_lossy(&response);
+    match text.split_once("\r\n\r\n") {
+        Some((_, body)) => Answer::Body(body.to_owned()),
+        None if is_late && response.is_empty() => Answer::Silent,
+        None => Answer::Absent,
+    }
+}
+
+fn request(mut stream: TcpStream, address: SocketAddr, response: &mut Vec<u8>) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let request = format!("GET /readyz HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    stream.take(RESPONSE_MAX).read_to_end(response).map(drop)
 }
 
 /// Returns the finding for a response: `ok`, `stale` or `waiting for: …`, and a line for each cache that is not current.
@@ -89,8 +120,20 @@ mod tests {
             stream.write_all(b"HTTP/1.0 503 Service Unavailable\r\n\r\nstale\n").unwrap();
             String::from_utf8_lossy(&request[..read]).into_owned()
         });
-        assert_eq!(ask(address).as_deref(), Some("stale\n"));
+        assert_eq!(ask(address), Answer::Body("stale\n".to_owned()));
         assert!(server.join().unwrap().starts_with("GET /readyz HTTP/1.0\r\n"));
-        assert_eq!(ask(address), None, "nothing listens any more");
+        assert_eq!(ask(address), Answer::Absent, "nothing listens any more");
+    }
+
+    /// The kernel accepts connections of a stopped process.
+    #[test]
+    fn doctor_reports_an_agent_that_hangs() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(ask(listener.local_addr().unwrap()), Answer::Silent);
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        let server = std::thread::spawn(move || drop(other.accept()));
+        assert_eq!(ask(address), Answer::Absent, "another program that closes the connection");
+        server.join().unwrap();
     }
 }

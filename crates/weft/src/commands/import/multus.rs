@@ -23,7 +23,7 @@ use crate::whereabouts_program;
 use crate::whereabouts_program::WhereaboutsProgram;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
-use cli_support::output::{Format, Progress};
+use cli_support::output::{Format, Progress, counted};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use configuration::Configuration;
@@ -102,7 +102,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    progress.line(format!("{} sandboxes in {}", found.entries.len(), directory.display()));
+    let sandboxes = counted(found.entries.len(), "sandbox", "sandboxes");
+    progress.line(format!("{sandboxes} in {}", directory.display()));
     match whereabouts_note(&found.entries, &configuration.bin_dir) {
         Some(Ok(note)) => progress.line(plain(&note)),
         Some(Err(fault)) => {
@@ -140,7 +141,7 @@ fn whereabouts_note(entries: &[Entry], directories: &str) -> Option<Result<Strin
     if count == 0 {
         return None;
     }
-    let subject = format!("whereabouts: {count} sandboxes have its addresses");
+    let subject = format!("whereabouts: {} with its addresses", counted(count, "sandbox", "sandboxes"));
     Some(match whereabouts_program::find(directories) {
         WhereaboutsProgram::Foreign(path) => Ok(format!(
             "{subject}: weft continues to execute {}; keep it until weft import whereabouts has imported them",

@@ -33,7 +33,7 @@ use crate::meta_plugin_config::MetaPlugin;
 use cli_support::atomic_file::sync_directory;
 use cli_support::failure::{Exit, Failure};
 use cli_support::interrupt::Interrupt;
-use cli_support::output::{Format, Progress};
+use cli_support::output::{Format, Progress, counted};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::journal_reader::{Journal, Row};
@@ -165,8 +165,9 @@ fn refuse_if_needed(paths: &InstallPaths, journal: &NodePath, arguments: &Argume
         .map_err(|cause| privilege::refused(&format!("read {}", journal.here.display()), &cause))?;
     if sandboxes > 0 && !arguments.wait {
         let why = format!(
-            "{}: {sandboxes} sandboxes in {} need weft's DEL",
+            "{}: weft must end {} in {} first",
             named.display(),
+            counted(sandboxes, "sandbox", "sandboxes"),
             journal.named.display()
         );
         let next = "drain the node first, or add --wait to take down each sandbox when its pod is deleted; `weft list` shows them";
@@ -229,8 +230,8 @@ fn wait(
             };
         }
         if known.len() != sandboxes.len() {
-            progress
-                .line(format!("waiting for {} sandboxes; their pods may continue to run", sandboxes.len()));
+            let waits = counted(sandboxes.len(), "sandbox", "sandboxes");
+            progress.line(format!("waiting for {waits}; the pods may continue to run"));
         }
         let tasks = sandboxes.iter().map(|(container, sandbox)| sandbox.task(container)).collect();
         let batch = TaskBatch { configuration: configuration.clone(), flavour, tasks };
