@@ -24,11 +24,12 @@ use super::helm_chart::{Helm, objects};
 type Row = (&'static str, &'static str, &'static str, Option<(&'static str, &'static str)>);
 
 /// Pods of weft.
-const PODS: [Row; 6] = [
+const PODS: [Row; 7] = [
     ("agent", "agent", "192.0.2.7", Some(("192.0.2.7:9999", "worker"))),
     ("executor", "executor", "192.0.2.8", Some(("192.0.2.8:9466", "worker"))),
     ("controller-ipam", "controller", "fd00::9", Some(("[fd00::9]:9465", "controller-ipam"))),
     ("page", "page", "10.0.0.10", Some(("10.0.0.10:9465", "page"))),
+    ("admission", "webhook", "10.0.0.13", Some(("10.0.0.13:9465", "admission"))),
     ("neutron", "controller", "192.0.2.11", None),
     ("dhcp", "daemon", "192.0.2.12", None),
 ];
@@ -36,8 +37,12 @@ const PODS: [Row; 6] = [
 /// A pod's targets as Prometheus discovery lists them: one for the container, one for the init container.
 fn discovered([component, container, address]: [&str; 3]) -> [Value; 2] {
     [container, "install"].map(|container| {
-        // A container without a port has an address without one; that of the page declares its port.
-        let place = if container == "page" { format!("{address}:9467") } else { address.to_owned() };
+        // A container without a port has an address without one; page and webhook declare theirs.
+        let place = match container {
+            "page" => format!("{address}:9467"),
+            "webhook" => format!("{address}:9468"),
+            _ => address.to_owned(),
+        };
         json!({ "targets": [place], "labels": {
             "__meta_kubernetes_pod_name": component,
             "__meta_kubernetes_pod_ip": address,
@@ -125,7 +130,7 @@ fn pod_monitor_finds_the_metrics_of_each_component() {
     let monitor = &objects(&kube, monitor)["PodMonitor kube-system/weft"];
     assert_eq!(monitor["spec"]["selector"]["matchLabels"], json!({ "app.kubernetes.io/name": "weft" }));
     let endpoints = monitor["spec"]["podMetricsEndpoints"].as_array().expect("endpoints");
-    assert_eq!(endpoints.len(), 4);
+    assert_eq!(endpoints.len(), 5);
     let mut found = BTreeMap::new();
     for endpoint in endpoints {
         assert_eq!(endpoint["honorLabels"], true, "metrics have labels `pod` and `namespace` of their own");

@@ -177,7 +177,7 @@ fn trace_of_a_working_path_has_every_step() {
     }
     rig::assert_pod_unchanged("trace", &path.db, &before);
     let text = path.run("web db").success().stdout;
-    assert!(text.starts_with("STEP        AT        VERDICT  FOUND\n"), "{text}");
+    assert!(text.starts_with("STEP        AT        RESULT  FOUND\n"), "{text}");
     assert!(text.contains("answered in"), "{text}");
     // From the other side, by qualified names.
     path.run("blue/db blue/web").success();

@@ -88,8 +88,8 @@ fn vrf_takes_its_hop_out_of_multipath_routes() {
     let (pod, r, b) = (host.pod("a"), host.pod("r"), host.pod("b"));
     connect(&host, &pod, "eth0", &r);
     connect(&host, &pod, "eth1", &b);
-    let script = "-6 route add default via fd01::1 dev eth0\n-6 route append default via fd01::1 dev eth1\n\
-                  -6 route append default via fd01::9 dev eth1\n\
+    let script = "route add default via fd01::1 dev eth0\nroute append default via fd01::1 dev eth1\n\
+                  route append default via fd01::9 dev eth1\n\
                   route add default nexthop via 10.1.0.1 dev eth0 nexthop via 10.1.0.9 dev eth0 nexthop via 10.1.0.1 dev eth1\n";
     pod.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
     let hops = |family: &str, table: &str, link: &str| {

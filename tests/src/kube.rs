@@ -191,7 +191,8 @@ impl Kube {
     /// The server does not start.
     #[track_caller]
     pub fn upgrade(&mut self) {
-        self.stop("kube-apiserver", "TERM");
+        // At SIGTERM, 1.20 waits for a minute until its watches end.
+        self.stop("kube-apiserver", "KILL");
         self.stop("etcd", "TERM");
         self.release = self.parts.clone();
         self.launch();
