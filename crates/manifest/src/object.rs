@@ -14,7 +14,7 @@ use npwg::rule::Rule;
 const DEFINITION: &str = "NetworkAttachmentDefinition";
 const DEFINITION_VERSION: &str = "k8s.cni.cncf.io/v1";
 
-/// Where each workload kind has the pod template.
+/// Path of the pod template in each workload kind.
 const TEMPLATES: &[(&str, &[&str])] = &[
     ("Deployment", &["spec", "template"]),
     ("StatefulSet", &["spec", "template"]),

@@ -59,7 +59,7 @@ impl SandboxOperations {
     /// Attaches every network and returns the journal entry.
     ///
     /// # Errors
-    /// What the meta-plugin reports. It has then undone all changes, or the journal still has an entry.
+    /// Error of the meta-plugin. It has then undone all changes, or the journal still has an entry.
     pub(crate) fn attach(&self) -> Result<Entry, Failure> {
         let mut printed = 0;
         let outcome = thread::scope(|scope| {

@@ -61,9 +61,9 @@ pub(super) struct Variant<'a> {
 
 /// Packet destinations that count as addresses of this host.
 ///
-/// Where kube-proxy runs in IPVS mode, all Service addresses are local addresses, too. They are on a separate link, but
-/// nf_tables cannot ask which link has a local address. So the addresses on the other links are listed. An ADD brings
-/// the list up to date: until the next one, ports are not forwarded for an address that the node got meanwhile.
+/// With kube-proxy in IPVS mode, all Service addresses are local addresses, too. They are on a separate link, but
+/// nf_tables cannot ask which link has a local address. So the addresses on the other links are listed. An ADD
+/// brings the list up to date: until the next one, ports are not forwarded for an address that the node got meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Destinations {
     /// Every local address.

@@ -97,7 +97,7 @@ struct Objects {
     all: Collection,
     /// Peer addresses for each policy: in a cluster, the ones that the policy controller wrote.
     addresses: BTreeMap<String, PolicyAddresses>,
-    /// Where the objects are from, for a message.
+    /// Source of the objects, for messages: `cluster` or `manifests`.
     source: &'static str,
 }
 
